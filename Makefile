@@ -1,0 +1,30 @@
+# Everything runs in .venv in this folder; `make test` and `make demo` need no other step.
+VENV := .venv
+BIN  := $(VENV)/bin
+DONE := $(VENV)/.installed
+
+.PHONY: demo test lint types unit clean
+
+demo: $(DONE)
+	$(BIN)/perlclip demo
+
+test: lint types unit
+
+lint: $(DONE)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DONE)
+	$(BIN)/mypy
+
+unit: $(DONE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+$(DONE): pyproject.toml constraints.txt
+	test -x $(BIN)/python || python3 -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

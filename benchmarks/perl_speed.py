@@ -1,0 +1,208 @@
+"""Speed and memory of PERL at ViT-B/16 size: plain form, `CLIPModel` zero-shot and ours, in one run.
+
+    python -m benchmarks.perl_speed                       # this machine, float32 on the CPU or bfloat16 on CUDA
+    python -m benchmarks.perl_speed --classes 10 100      # fewer cases
+
+Random weights, prompts of 9 to 14 tokens, K = 4, J = 7, eager mode. "plain" is tests/plain.py: `transformers`' own
+layers, 77 positions, every pass from the input up as an unoptimised program would, except that the frozen base is run
+once per forward pass. The CSV goes to benchmarks/results/, its name states the conditions. Times are medians in
+milliseconds with the quartile range; "kept" is what autograd holds for the backward pass; "peak" the CUDA allocator's.
+"""
+
+import argparse
+import csv
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+from transformers.activations import ACT2FN
+
+from perlclip.backbone import Backbone
+from perlclip.backbone.tower import build_towers
+from perlclip.methods.base import create_method
+from tests.conftest import byte_vocabulary
+from tests.plain import PlainPerl, padded
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def build(device: str, dtype: torch.dtype) -> tuple[CLIPModel, Backbone]:
+    """A random ViT-B/16 twice: as `transformers` has it and as we do."""
+    torch.manual_seed(0)
+    vocabulary = byte_vocabulary()
+    tokenizer = CLIPTokenizer(vocab=vocabulary, merges=[])
+    text = dict(eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id)
+    config = CLIPConfig(vision_config=dict(patch_size=16), text_config=text)
+    clip = CLIPModel(config).requires_grad_(False).eval()
+    towers = build_towers(clip.state_dict(), config, lambda act: ACT2FN[act])
+    backbone = Backbone(
+        name="random", logit_scale=100.0, tokenizer=tokenizer, context_length=77, preprocess=None, fingerprint="",
+        **{side: tower.to(device, dtype) for side, tower in towers.items()},
+    )  # fmt: skip
+    return clip.to(device, dtype), backbone
+
+
+def prompts(count: int) -> list[str]:
+    """Distinct prompts of 9 to 14 tokens, SOS and EOS included (one token a letter)."""
+    return [f"{'photos'[: 1 + i % 6]} {i // 26:04x}{chr(97 + i % 26)}" for i in range(count)]
+
+
+class Clock:
+    """Median and quartiles of repeated runs, with the device drained before each reading."""
+
+    def __init__(self, device: str, seconds: float) -> None:
+        self.device, self.seconds = device, seconds
+
+    def __call__(self, work: Callable[[], object]) -> dict[str, float]:
+        gc.collect()
+        for _ in range(2 if self.device == "cuda" else 1):
+            work()
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            resting = torch.cuda.memory_allocated()
+        times: list[float] = []
+        while len(times) < 3 or (sum(times) < self.seconds and len(times) < 100):
+            self.drain()
+            start = time.perf_counter()
+            work()
+            self.drain()
+            times.append(time.perf_counter() - start)
+        low, middle, high = statistics.quantiles(times, n=4)
+        reading = {"ms": 1e3 * middle, "quartile_range_ms": 1e3 * (high - low), "runs": len(times)}
+        if self.device == "cuda":
+            reading["peak_MiB"] = (torch.cuda.max_memory_allocated() - resting) / 2**20
+        return reading
+
+    def drain(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def kept_for_backward(step: Callable[[], torch.Tensor], frozen: set[int]) -> float:
+    """MiB of distinct storages that autograd keeps, without the model's own weights."""
+    storages: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in frozen:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = step()
+    del loss
+    return sum(storages.values()) / 2**20
+
+
+def image_cases(clip: CLIPModel, plain: PlainPerl, ours, batch: int) -> dict[str, Callable[[], object]]:
+    pixels = torch.randn(batch, 3, 224, 224, device=ours.backbone.device, dtype=ours.backbone.dtype)
+    rows = torch.zeros(batch, dtype=torch.long, device=pixels.device)
+    return {
+        "clip": lambda: clip.get_image_features(pixel_values=pixels),
+        "plain": lambda: plain.project("vision", plain.states("vision", pixels, rows)[-1]),
+        "ours": lambda: ours.encode_image(pixels),
+    }
+
+
+def text_cases(clip: CLIPModel, plain: PlainPerl, ours, classes: int) -> dict[str, Callable[[], object]]:
+    names = prompts(classes)
+    ids, eos = (tensor.to(ours.backbone.device) for tensor in padded(ours.backbone, names))
+    return {
+        "clip": lambda: clip.get_text_features(input_ids=ids),
+        "plain": lambda: plain.project("text", plain.states("text", ids, eos)[-1]),
+        "ours": lambda: ours.encode_text(ours.class_state(names)),
+    }
+
+
+def step_cases(plain: PlainPerl, ours, classes: int) -> dict[str, Callable[[], torch.Tensor]]:
+    backbone, names = ours.backbone, prompts(classes)
+    ids, eos = (tensor.to(backbone.device) for tensor in padded(backbone, names))
+    pixels = torch.randn(4, 3, 224, 224, device=backbone.device, dtype=backbone.dtype)
+    labels = torch.arange(4, device=backbone.device)
+    state = ours.class_state(names)
+    return {
+        "plain": lambda: plain.loss(pixels, labels, ids, eos),
+        "ours": lambda: ours.loss(pixels, labels, state),
+    }
+
+
+def too_large(variant: str, classes: int, device: str) -> bool:
+    """The plain step keeps about 110 MiB a class in float32; the CPU machine has 24 GiB."""
+    return variant == "plain" and device == "cpu" and classes > 150
+
+
+def measure(device: str, dtype: torch.dtype, batches: list[int], classes: list[int], seconds: float) -> list[dict]:
+    clip, backbone = build(device, dtype)
+    ours = create_method("perl", backbone)
+    config = ours.config
+    plain = PlainPerl(clip, ours.projectors, config.steps, config.depth, config.anchor)
+    clock, rows = Clock(device, seconds), []
+    frozen = {p.untyped_storage().data_ptr() for m in (clip, backbone.vision, backbone.text) for p in m.parameters()}
+
+    def record(work: str, size: int, variant: str, reading: dict[str, float]) -> None:
+        rows.append({"work": work, "size": size, "variant": variant} | reading)
+        print(f"{work:14} {size:5} {variant:6} " + "  ".join(f"{k} {v:.4g}" for k, v in reading.items()), flush=True)
+
+    with torch.no_grad():
+        for batch in batches:
+            for variant, run in image_cases(clip, plain, ours, batch).items():
+                record("image", batch, variant, clock(run))
+        for count in classes:
+            for variant, run in text_cases(clip, plain, ours, count).items():
+                record("text", count, variant, clock(run))
+    for count in classes:
+        for variant, loss in step_cases(plain, ours, count).items():
+            if too_large(variant, count, device):
+                continue
+            kept = kept_for_backward(loss, frozen)
+            reading = clock(lambda loss=loss: torch.autograd.grad(loss(), list(ours.parameters())))
+            record("training step", count, variant, reading | {"kept_MiB": kept})
+    return rows
+
+
+def add_ratios(rows: list[dict]) -> None:
+    """Each row beside the plain form and `CLIPModel` of the same work."""
+    times = {(row["work"], row["size"], row["variant"]): row["ms"] for row in rows}
+    for row in rows:
+        for other in ("plain", "clip"):
+            reference = times.get((row["work"], row["size"], other))
+            row[f"time_over_{other}"] = f"{row['ms'] / reference:.3f}" if reference else ""
+
+
+def conditions(device: str, dtype: torch.dtype) -> str:
+    where = torch.cuda.get_device_name().split()[-1].lower() if device == "cuda" else f"cpu{torch.get_num_threads()}"
+    short = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+    version = "".join(torch.__version__.split("+")[0].split(".")[:2])
+    return f"perl-speed-{short}-eager-{where}-pt{version}.csv"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    cuda = torch.cuda.is_available()
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--dtype", default="bfloat16" if cuda else "float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[4, 256] if cuda else [4])
+    parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 500, 1000] if cuda else [10, 100, 500])
+    parser.add_argument("--seconds", type=float, default=3.0 if cuda else 10.0, help="per measurement")
+    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", RESULTS)))
+    options = parser.parse_args()
+    dtype = getattr(torch, options.dtype)
+    rows = measure(options.device, dtype, options.batches, options.classes, options.seconds)
+    add_ratios(rows)
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / conditions(options.device, dtype)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({k: f"{v:.2f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""The adapter folder: `adapter_config.json`, `adapter_model.safetensors`, `README.md`.
+
+It names its backbone by a fingerprint of the weights and is refused on another; the config carries a hash of the tensor
+file, so a truncated or mixed-up folder is found out before anything is used. No pickle.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+import perlclip
+from perlclip.backbone import Backbone, load_backbone
+from perlclip.card import model_card
+from perlclip.data.sets import DEFAULT_TEMPLATE, check_class_names, check_template
+from perlclip.errors import PerlclipError
+from perlclip.files import write_files
+from perlclip.methods.base import Method, config_dict, create_method
+
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """A trained method with the classes it was trained for; `info` is the whole of `adapter_config.json`."""
+
+    method: Method
+    class_names: tuple[str, ...]
+    template: str
+    info: dict[str, Any]
+
+
+def save_adapter(
+    method: Method,
+    folder: str | Path,
+    *,
+    class_names: Sequence[str],
+    templates: str | Sequence[str] = DEFAULT_TEMPLATE,
+    training: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write an adapter folder. An older adapter there is replaced only once the new one is wholly on disk."""
+    folder = Path(folder)
+    template = _single_template(templates)
+    check_class_names(class_names)
+    weights = tensors_to_bytes(
+        {name: p.detach().cpu().contiguous() for name, p in method.named_parameters()}, {"format": "pt"}
+    )
+    info = {
+        "format_version": FORMAT_VERSION,
+        "perlclip_version": perlclip.__version__,
+        "peft_type": method.name.upper(),
+        "base_model_name_or_path": method.backbone.name,
+        "backbone_fingerprint": method.backbone.fingerprint,
+        "method": method.name,
+        "config": config_dict(method),
+        "num_trainable": method.num_trainable,
+        "class_names": list(class_names),
+        "templates": [template],
+        "training": dict(training or {}),
+        "metrics": dict(metrics or {}),
+        "weights_sha256": hashlib.sha256(weights).hexdigest(),
+    }
+    # The config comes last: it is what makes the other two valid.
+    write_files(
+        {
+            folder / WEIGHTS: weights,
+            folder / CARD: model_card(info, folder.name).encode(),
+            folder / CONFIG: (json.dumps(info, indent=2, ensure_ascii=False) + "\n").encode(),
+        }
+    )
+    return folder
+
+
+def load_adapter(
+    folder: str | Path,
+    *,
+    backbone: Backbone | str | None = None,
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "float32",
+) -> Adapter:
+    """Load an adapter on its backbone: the one it names, or the one given, which must be the same weights."""
+    folder = Path(folder)
+    info = read_info(folder)
+    tensors = _read_weights(folder, info)
+    if not isinstance(backbone, Backbone):
+        backbone = load_backbone(backbone or info["base_model_name_or_path"], device=device, dtype=dtype)
+    if backbone.fingerprint != info["backbone_fingerprint"]:
+        raise PerlclipError(
+            f"adapter {folder} was trained on backbone {info['base_model_name_or_path']!r} "
+            f"({info['backbone_fingerprint'][:12]}); it does not fit {backbone.name!r} ({backbone.fingerprint[:12]})"
+        )
+    method = create_method(info["method"], backbone, **_tuples(info["config"]))
+    _put_weights(method, tensors, folder)
+    return Adapter(
+        method=method.eval(), class_names=tuple(info["class_names"]), template=info["templates"][0], info=info
+    )
+
+
+def read_info(folder: str | Path) -> dict[str, Any]:
+    """The checked contents of `adapter_config.json`."""
+    path = Path(folder) / CONFIG
+    if not path.parent.is_dir():
+        raise PerlclipError(f"no adapter folder {folder}")
+    try:
+        info = json.loads(path.read_bytes())
+    except OSError as error:
+        raise PerlclipError(f"{folder} is not an adapter: cannot read {CONFIG}: {error.strerror}") from error
+    except ValueError as error:
+        raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
+    if not isinstance(info, dict) or "format_version" not in info:
+        raise PerlclipError(f"{path} is not a perlclip adapter (no format_version)")
+    if info["format_version"] != FORMAT_VERSION:
+        raise PerlclipError(
+            f"adapter {folder} has format version {info['format_version']!r}; "
+            f"this perlclip reads version {FORMAT_VERSION}"
+        )
+    for key, kind in _FIELDS.items():
+        if not isinstance(info.get(key), kind):
+            raise PerlclipError(f"adapter file {path} is damaged: field {key!r} is missing or not a {kind.__name__}")
+    check_class_names(info["class_names"])
+    _single_template(info["templates"])
+    return info
+
+
+_FIELDS = {
+    "base_model_name_or_path": str,
+    "backbone_fingerprint": str,
+    "method": str,
+    "config": dict,
+    "class_names": list,
+    "templates": list,
+    "training": dict,
+    "metrics": dict,
+    "weights_sha256": str,
+}
+
+
+def _read_weights(folder: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
+    path = folder / WEIGHTS
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise PerlclipError(f"{folder} is not a complete adapter: cannot read {WEIGHTS}: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != info["weights_sha256"]:
+        raise PerlclipError(f"adapter file {path} is damaged: its contents do not match the hash in {CONFIG}")
+    try:
+        return parse_tensors(content)
+    except SafetensorError as error:
+        raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
+
+
+def _put_weights(method: Method, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    expected = dict(method.named_parameters())
+    if set(tensors) != set(expected):
+        odd = sorted(set(tensors) ^ set(expected))[0]
+        raise PerlclipError(f"adapter {folder} does not fit its own settings: tensor {odd!r} is missing or unexpected")
+    for name, p in expected.items():
+        if tensors[name].shape != p.shape:
+            raise PerlclipError(
+                f"adapter {folder}: tensor {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(p.shape)}"
+            )
+        if not torch.isfinite(tensors[name]).all():
+            raise PerlclipError(f"adapter {folder}: tensor {name!r} holds numbers that are not finite")
+        with torch.no_grad():
+            p.copy_(tensors[name])
+
+
+def _single_template(templates: str | Sequence[str]) -> str:
+    found = [templates] if isinstance(templates, str) else list(templates)
+    if len(found) != 1:
+        raise PerlclipError(f"one template is needed, got {len(found)}")
+    check_template(found[0])
+    return found[0]
+
+
+def _tuples(config: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists where settings have tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}

@@ -1,0 +1,206 @@
+"""Load a frozen CLIP: towers, tokenizer, preprocessing, fingerprint.
+
+`transformers` brings weights, tokenizer, image settings and hub access; `tower.py` the forward pass.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perlclip.backbone.tower import Tower, build_towers
+from perlclip.data.images import Preprocess
+from perlclip.errors import PerlclipError, unknown_name
+
+TINY = Path(__file__).parent / "tiny"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A batch of prompts, cut after the longest one's EOS: under the causal mask nothing behind it can matter."""
+
+    ids_BN: Tensor
+    eos_B: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Backbone:
+    """A frozen CLIP. Not an `nn.Module`, so that a method's own parameters are exactly the trained ones."""
+
+    name: str
+    vision: Tower
+    text: Tower
+    logit_scale: float
+    tokenizer: Any
+    context_length: int
+    preprocess: Preprocess
+    fingerprint: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where the towers are."""
+        return self.text.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The towers' number format."""
+        return self.text.head.weight.dtype
+
+    @property
+    def embed_dim(self) -> int:
+        """E, the width of the shared embedding space."""
+        return self.text.head.out_features
+
+    def tokenize(self, prompts: Sequence[str]) -> Tokens:
+        """Prompts to ids; the EOS position is the first EOS id (CLIP's own padding is EOS, too)."""
+        rows: list[list[int]] = self.tokenizer(list(prompts), padding=False, truncation=False)["input_ids"]
+        for prompt, row in zip(prompts, rows, strict=True):
+            if len(row) > self.context_length:
+                raise PerlclipError(
+                    f"prompt of {len(row)} tokens is longer than the context of {self.context_length}: {prompt!r}"
+                )
+        eos_id = self.tokenizer.eos_token_id
+        eos = [row.index(eos_id) for row in rows]
+        longest = max(eos) + 1
+        ids = [(row + [eos_id] * longest)[:longest] for row in rows]
+        return Tokens(torch.tensor(ids, device=self.device), torch.tensor(eos, device=self.device))
+
+
+def load_backbone(
+    name: str = "tiny", device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32"
+) -> Backbone:
+    """A frozen CLIP by hub name, from a Hugging Face folder, or the embedded `"tiny"`.
+
+    `device` is anything torch knows, or "auto": CUDA, else Apple's MPS, else the CPU.
+    """
+    device, dtype = _device(device), _dtype(dtype)
+    model, tokenizer, processor = _load_parts(str(TINY) if name == "tiny" else name, shown=name)
+    from transformers.activations import ACT2FN
+
+    state = {key: value.detach() for key, value in model.state_dict().items()}
+    towers = build_towers(state, model.config, lambda act: ACT2FN[act])
+    for tower in towers.values():
+        tower.to(device=device, dtype=dtype)
+    return Backbone(
+        name=name,
+        vision=towers["vision"],
+        text=towers["text"],
+        logit_scale=state["logit_scale"].double().exp().item(),
+        tokenizer=tokenizer,
+        context_length=model.config.text_config.max_position_embeddings,
+        preprocess=_preprocess(processor, model.config.vision_config.image_size),
+        fingerprint=_fingerprint(state, model.config),
+    )
+
+
+def _load_parts(source: str, shown: str) -> tuple[Any, Any, Any]:
+    _check_source(source, shown)
+    with _quiet_transformers():
+        from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, CLIPModel
+
+        try:
+            config = AutoConfig.from_pretrained(source)
+            if config.model_type != "clip":
+                raise PerlclipError(f"backbone {shown!r} is a {config.model_type!r} model; perlclip needs a 'clip' one")
+            # float32 whatever the file holds, so that the fingerprint does not depend on the dtype asked for.
+            model, info = CLIPModel.from_pretrained(
+                source, config=config, dtype=torch.float32, output_loading_info=True
+            )
+            parts = model, AutoTokenizer.from_pretrained(source), AutoImageProcessor.from_pretrained(source)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise PerlclipError(f"cannot load backbone {shown!r}: {reason}") from error
+        except Exception as error:  # safetensors raises its own class on a damaged file
+            if type(error).__name__ != "SafetensorError":
+                raise
+            raise PerlclipError(f"cannot load backbone {shown!r}: damaged weights file ({error})") from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise PerlclipError(f"backbone {shown!r} lacks {len(missing)} weights, the first being {missing[0]!r}")
+    return parts
+
+
+def _check_source(source: str, shown: str) -> None:
+    folder = Path(source)
+    looks_local = folder.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise PerlclipError(f"backbone folder {shown} has no config.json; expected a Hugging Face CLIP folder")
+    elif looks_local:
+        raise PerlclipError(
+            f"no backbone {shown!r}: give a hub name such as 'openai/clip-vit-base-patch16', "
+            "a Hugging Face folder, or 'tiny'"
+        )
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """No loading bars and no advice on stderr; what matters is checked and raised by us."""
+    from transformers.utils import logging as hf_logging
+
+    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(logging.CRITICAL)
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(verbosity)
+        if bars:
+            hf_logging.enable_progress_bar()
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise PerlclipError(f"device {str(device)!r} is not available here: {str(error).splitlines()[0]}") from error
+    return torch.device(device)
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    return DTYPES[dtype]
+
+
+def _preprocess(processor: Any, image_size: int) -> Preprocess:
+    size = processor.size
+    shortest = size.get("shortest_edge") or size.get("height") or image_size
+    crop = processor.crop_size["height"] if processor.do_center_crop else shortest
+    if crop != image_size:
+        raise PerlclipError(f"preprocessor crops to {crop} pixels but the image tower takes {image_size}")
+    return Preprocess(
+        size=crop,
+        resize=shortest,
+        mean=tuple(processor.image_mean),
+        std=tuple(processor.image_std),
+    )
+
+
+_SHAPING = ("hidden_act", "layer_norm_eps", "num_attention_heads")
+
+
+def _fingerprint(state: Mapping[str, Tensor], config: Any) -> str:
+    """SHA-256 over the float32 weights and the settings that change what they compute."""
+    digest = hashlib.sha256()
+    settings = {
+        side: [getattr(getattr(config, f"{side}_config"), key) for key in _SHAPING] for side in ("text", "vision")
+    }
+    digest.update(json.dumps(settings, sort_keys=True).encode())
+    for key in sorted(state):
+        if not key.endswith("position_ids"):
+            digest.update(f"{key}{tuple(state[key].shape)}".encode())
+            digest.update(state[key].float().contiguous().numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,56 @@
+"""A training in progress as one safetensors file: parameters, optimiser state, losses, position."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.optim import Optimizer
+
+from perlclip.errors import PerlclipError
+from perlclip.files import write_files
+from perlclip.methods.base import Method
+
+VERSION = "1"
+
+
+def save_checkpoint(
+    path: Path, method: Method, optimizer: Optimizer, losses: list[float], position: dict[str, Any]
+) -> None:
+    """Write the state after a complete step, whole or not at all."""
+    tensors = {f"method.{name}": p.detach() for name, p in method.named_parameters()}
+    for name, p in method.named_parameters():
+        for key, value in optimizer.state[p].items():
+            tensors[f"optimizer.{name}.{key}"] = torch.as_tensor(value)
+    tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
+    metadata = {"perlclip_checkpoint": VERSION, "position": json.dumps(position)}
+    plain = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    write_files({path: save(plain, metadata)})
+
+
+def load_checkpoint(path: Path, method: Method, optimizer: Optimizer) -> tuple[dict[str, Any], list[float]]:
+    """Put a checkpoint's state into a method and its optimiser; returns position and losses."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if metadata.get("perlclip_checkpoint") != VERSION:
+            raise PerlclipError(f"{path} is not a checkpoint of this version of perlclip")
+        _restore(tensors, method, optimizer)
+        return json.loads(metadata["position"]), tensors["losses"].tolist()
+    except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
+        raise PerlclipError(f"cannot resume from {path}: {error}") from error
+
+
+def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer) -> None:
+    for name, p in method.named_parameters():
+        with torch.no_grad():
+            p.copy_(tensors[f"method.{name}"])
+        prefix = f"optimizer.{name}."
+        for key in [key for key in tensors if key.startswith(prefix)]:
+            short = key.removeprefix(prefix)
+            # Optimisers keep their step counter on the CPU.
+            optimizer.state[p][short] = tensors[key] if short == "step" else tensors[key].to(p.device)

@@ -1,0 +1,388 @@
+"""The command line: `perlclip fit | predict | eval | methods | inspect | demo`.
+
+Only `click` is imported here at the top, so that `--help` answers at once. Errors of the user's are one sentence and
+exit code 1, wrong usage is 2, Ctrl-C is 130; `--debug` shows the traceback.
+"""
+
+import csv
+import glob
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import perlclip
+from perlclip.errors import PerlclipError
+
+if TYPE_CHECKING:
+    from perlclip.data import ImageSet
+    from perlclip.recipes import Recipe
+
+FOLDER = click.Path(path_type=Path)
+CHECKPOINT = "checkpoint.safetensors"
+
+
+class _Commands(click.Group):
+    """A group whose commands fail with one sentence."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        debug = ctx.params.get("debug", False)
+        try:
+            return super().invoke(ctx)
+        except (PerlclipError, OSError, KeyboardInterrupt) as error:
+            if debug:
+                raise
+            click.echo(f"error: {_sentence(error)}", err=True)
+            ctx.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return str(error) or "interrupted"
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(perlclip.__version__)
+def main(debug: bool) -> None:
+    """Adapt a frozen CLIP from a handful of images, and use what came out."""
+
+
+def _backbone_options(command: Any) -> Any:
+    for option in (
+        click.option("--workers", default=0, show_default=True, help="Processes that decode images."),
+        click.option(
+            "--precision", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True,
+            help="What the frozen towers compute in.",
+        ),
+        click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, mps or auto."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.argument("data", type=FOLDER)
+@click.option("--out", type=FOLDER, required=True, help="Folder for the adapter.")
+@click.option("--backbone", default="tiny", show_default=True, help="Hub name, Hugging Face folder, or 'tiny'.")
+@click.option("--method", default="perl", show_default=True, help="See `perlclip methods`.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
+@click.option("--recipe", "recipe_name", default="extended", show_default=True, help="fast (the paper's) or extended.")
+@click.option("--epochs", type=int, help="Instead of the recipe's.")
+@click.option("--lr", type=float, help="Instead of the recipe's.")
+@click.option("--batch-size", type=int, help="Instead of the recipe's.")
+@click.option("--shots", type=int, help="Training images of each class; all of them if not given.")
+@click.option("--val", default=4, show_default=True, help="Images of each class held out to report accuracy on.")
+@click.option("--seed", default=1, show_default=True, help="Of sampling, initialisation, order and augmentation.")
+@click.option("--class-names", type=FOLDER, help="File: a name a line in sorted folder order, or JSON {folder: name}.")
+@click.option("--template", default="a photo of a {}.", show_default=True, help="Prompt; {} is the class name.")
+@click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
+@click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
+@_backbone_options
+def fit(
+    data: Path, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe_name: str, seed: int,
+    shots: int | None, val: int, class_names: Path | None, template: str, resume: bool, overwrite: bool,
+    device: str, precision: str, workers: int, **changes: Any,
+) -> None:  # fmt: skip
+    """Train an adapter on DATA: a folder of class folders, or a CSV manifest with columns path,label."""
+    from perlclip.files import require_writable
+
+    _check_out(out, resume, overwrite)
+    train, held_out = _train_and_val(data, class_names, template, shots, val, seed)
+    recipe = _recipe(method, recipe_name, changes)
+    require_writable(out)
+    loaded = perlclip.load_backbone(backbone, device=device, dtype=precision)
+    adapted = perlclip.create_method(method, loaded, seed=seed, **_settings(method, settings))
+    click.echo(
+        f"{method}, {adapted.num_trainable:,} parameters, on {backbone}: {len(train)} images of "
+        f"{len(train.class_names)} classes, {recipe.epochs} epoch{'s' * (recipe.epochs > 1)}",
+        err=True,
+    )
+    with _resume_hint(out):
+        result = perlclip.fit(
+            adapted, train, recipe=recipe, seed=seed, precision=precision, checkpoint=out / CHECKPOINT, resume=resume,
+            workers=workers,
+        )  # fmt: skip
+    metrics: dict[str, Any] = {"final_loss": sum(result.losses[-10:]) / len(result.losses[-10:])}
+    if len(held_out):
+        metrics["validation"] = perlclip.evaluate(adapted, held_out, workers=workers).metrics()
+    training = {"source": data.name, "shots": shots, "recipe_name": recipe_name, **result.settings}
+    training |= {"seconds": round(result.seconds, 2), "environment": _environment(loaded.device)}
+    perlclip.save_adapter(
+        adapted, out, class_names=train.class_names, templates=template, training=training, metrics=metrics
+    )
+    _report_fit(metrics, result.seconds, out)
+
+
+def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
+    if (out / "adapter_config.json").exists() and not overwrite:
+        raise PerlclipError(f"{out} already holds an adapter; choose another --out or pass --overwrite")
+    if (out / CHECKPOINT).exists() and not (resume or overwrite):
+        raise PerlclipError(f"{out} holds an interrupted training; go on with --resume or start again with --overwrite")
+    if resume and not (out / CHECKPOINT).exists():
+        raise PerlclipError(f"nothing to resume in {out}")
+
+
+def _train_and_val(
+    data: Path, class_names: Path | None, template: str, shots: int | None, val: int, seed: int
+) -> "tuple[ImageSet, ImageSet]":
+    from perlclip.data import load_images, read_class_names, train_val
+    from perlclip.data.folder import has_split, match_classes
+
+    names = read_class_names(class_names) if class_names else None
+    pool = load_images(data, class_names=names, template=template)
+    if not has_split(data, "val"):
+        return train_val(pool, shots=shots, val=val, seed=seed)
+    given = load_images(data, split="val", class_names=names if isinstance(names, dict) else None, template=template)
+    return train_val(pool, shots=shots, val=0, seed=seed)[0], match_classes(given, pool.class_names)
+
+
+def _recipe(method: str, name: str, changes: dict[str, Any]) -> "Recipe":
+    from perlclip.recipes import recipe
+
+    return replace(recipe(method, name), **{key: value for key, value in changes.items() if value is not None})
+
+
+def _settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
+    """`steps=2` as the type that the method's setting has."""
+    from dataclasses import fields
+
+    from perlclip.errors import unknown_name
+    from perlclip.methods import method_class
+
+    defaults: dict[str, Any] = {f.name: f.default for f in fields(method_class(method).config_class)}
+    settings = {}
+    for pair in pairs:
+        name, separator, text = pair.partition("=")
+        if not separator:
+            raise PerlclipError(f"--set takes NAME=VALUE, got {pair!r}")
+        if name not in defaults:
+            raise unknown_name(f"setting of method {method!r}:", name, defaults)
+        try:
+            settings[name] = type(defaults[name])(text)
+        except ValueError as error:
+            raise PerlclipError(f"--set {name} takes a {type(defaults[name]).__name__}, got {text!r}") from error
+    return settings
+
+
+@contextmanager
+def _resume_hint(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        kept = (out / CHECKPOINT).exists()
+        where = f"; the training so far is in {out}, go on with --resume" if kept else ""
+        raise KeyboardInterrupt(f"{error or 'interrupted'}{where}") from error
+
+
+def _environment(device: Any) -> dict[str, str]:
+    import platform
+
+    import torch
+    import transformers
+
+    return {
+        "perlclip": perlclip.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": str(device),
+    }
+
+
+def _report_fit(metrics: dict[str, Any], seconds: float, out: Path) -> None:
+    if "validation" in metrics:
+        steps = metrics["validation"]["step_accuracy"]
+        path = f"zero-shot {steps[0]:.1f} % → {steps[-1]:.1f} %" if len(steps) > 1 else f"{steps[0]:.1f} %"
+        click.echo(f"validation accuracy on {metrics['validation']['images']} images: {path}")
+    click.echo(f"trained in {seconds:.1f} s; adapter in {out}")
+    click.echo(f"next: perlclip predict {out} IMAGE…")
+
+
+@main.command()
+@click.argument("adapter", type=FOLDER)
+@click.argument("images", nargs=-1, required=True)
+@click.option("--top-k", default=1, show_default=True, help="Labels for each image.")
+@click.option("--json", "form", flag_value="json", help="One JSON object a line.")
+@click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability.")
+@click.option("--class-names", type=FOLDER, help="Other classes than the adapter's: a name a line, or a JSON list.")
+@click.option("--template", help="Another prompt than the adapter's.")
+@click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
+@click.option("--batch-size", default=32, show_default=True)
+@_backbone_options
+def predict(
+    adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, class_names: Path | None,
+    template: str | None, backbone: str | None, batch_size: int, device: str, precision: str, workers: int,
+) -> None:  # fmt: skip
+    """Label IMAGES: files, folders, or globs in quotes."""
+    from perlclip.progress import progress_bar
+
+    paths = _image_paths(images)
+    names = _name_list(class_names)
+    classifier = perlclip.Classifier.from_pretrained(
+        adapter, class_names=names, template=template, backbone=backbone, device=device, dtype=precision
+    )
+    write = _WRITERS[form]()
+    with progress_bar("predict", len(paths), show=not sys.stdout.isatty()) as bar:
+        predictions = classifier.predict_iter(paths, top_k=top_k, batch_size=batch_size)
+        for path, prediction in zip(paths, predictions, strict=True):
+            write(path, prediction.top)
+            bar()
+
+
+def _image_paths(given: Sequence[str]) -> list[Path]:
+    from perlclip.data.images import SUFFIXES
+
+    paths: list[Path] = []
+    for item in given:
+        path = Path(item)
+        if path.is_dir():
+            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+            if not found:
+                raise PerlclipError(f"folder {path} holds no images")
+        elif path.exists() or not glob.has_magic(item):
+            found = [path]
+        else:
+            found = sorted(Path(match) for match in glob.glob(item, recursive=True))
+            if not found:
+                raise PerlclipError(f"no file matches {item!r}")
+        paths += found
+    for path in paths:
+        if not path.is_file():
+            raise PerlclipError(f"no such image: {path}")
+    return paths
+
+
+def _name_list(path: Path | None) -> list[str] | None:
+    from perlclip.data import read_class_names
+
+    names = read_class_names(path) if path else None
+    if isinstance(names, dict):
+        raise PerlclipError(f"{path} must hold a list of class names here, not an object")
+    return names
+
+
+def _write_text() -> Any:
+    def write(path: Path, top: Sequence[tuple[str, float]]) -> None:
+        click.echo(f"{path}\t" + "\t".join(f"{label}\t{p:.4f}" for label, p in top))
+
+    return write
+
+
+def _write_json() -> Any:
+    def write(path: Path, top: Sequence[tuple[str, float]]) -> None:
+        labels = [{"label": label, "probability": p} for label, p in top]
+        click.echo(json.dumps({"image": str(path), **labels[0], "top": labels}, ensure_ascii=False))
+
+    return write
+
+
+def _write_csv() -> Any:
+    writer: Any = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["image", "rank", "label", "probability"])
+
+    def write(path: Path, top: Sequence[tuple[str, float]]) -> None:
+        writer.writerows((path, rank, label, f"{p:.6f}") for rank, (label, p) in enumerate(top, start=1))
+
+    return write
+
+
+_WRITERS: dict[str | None, Any] = {None: _write_text, "json": _write_json, "csv": _write_csv}
+
+
+@main.command("eval")
+@click.argument("adapter", type=FOLDER)
+@click.argument("data", type=FOLDER)
+@click.option("--split", help="train, val or test, where DATA is split.")
+@click.option(
+    "--class-names", type=FOLDER, help="Names for DATA's folders, as in fit; they replace the adapter's classes."
+)
+@click.option("--template", help="Another prompt than the adapter's.")
+@click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
+@click.option("--batch-size", default=64, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The metrics as one JSON object.")
+@_backbone_options
+def eval_(
+    adapter: Path, data: Path, split: str | None, class_names: Path | None, template: str | None,
+    backbone: str | None, batch_size: int, as_json: bool, device: str, precision: str, workers: int,
+) -> None:  # fmt: skip
+    """Accuracy of ADAPTER on the labelled images of DATA."""
+    from perlclip.data import load_images, read_class_names
+    from perlclip.data.folder import match_classes
+
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
+    names = read_class_names(class_names) if class_names else None
+    images = load_images(data, split=split, class_names=names, template=template or loaded.template)
+    if names is None:
+        images = match_classes(images, loaded.class_names)
+    result = perlclip.evaluate(loaded.method, images, batch_size=batch_size, workers=workers)
+    if as_json:
+        click.echo(json.dumps(result.metrics(), ensure_ascii=False))
+    else:
+        _print_evaluation(result.metrics())
+
+
+def _print_evaluation(metrics: dict[str, Any]) -> None:
+    table = _table("class", "accuracy %")
+    for name, accuracy in metrics["class_accuracy"].items():
+        table.add_row(name, f"{accuracy:.1f}")
+    _console().print(table)
+    steps = metrics["step_accuracy"]
+    if len(steps) > 1:
+        click.echo("by step k = 0, 1, …: " + "  ".join(f"{accuracy:.1f}" for accuracy in steps))
+    click.echo(f"accuracy {metrics['accuracy']:.2f} % on {metrics['images']} images")
+
+
+@main.command()
+@click.argument("pattern", default="*")
+@click.option("--backbone", default="tiny", show_default=True, help="The parameter counts are for this backbone.")
+def methods(pattern: str, backbone: str) -> None:
+    """The methods there are, with their trained parameters."""
+    loaded = perlclip.load_backbone(backbone)
+    table = _table("method", "parameters", "published", "what it is", "recipes")
+    for name in perlclip.list_methods(pattern):
+        method = perlclip.create_method(name, loaded)
+        recipes = ", ".join(perlclip.RECIPES.get(name, {})) or "–"
+        table.add_row(name, f"{method.num_trainable:,}", method.venue, method.summary, recipes)
+    _console().print(table)
+
+
+@main.command()
+@click.argument("adapter", type=FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="The whole adapter_config.json.")
+def inspect(adapter: Path, as_json: bool) -> None:
+    """What an ADAPTER is, without loading its backbone."""
+    from perlclip.adapter import read_info
+    from perlclip.card import flat
+
+    info = read_info(adapter)
+    if as_json:
+        click.echo(json.dumps(info, indent=2, ensure_ascii=False))
+        return
+    table = _table("what", "value")
+    for key, value in flat(info):
+        table.add_row(key, value)
+    _console().print(table)
+
+
+def _table(*columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    # In a pipe there is no terminal width to respect: let rows be as long as they are.
+    return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)

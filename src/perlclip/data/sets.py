@@ -1,0 +1,137 @@
+"""Labelled images, few-shot sampling and base/novel halves, as in CoOp's protocol."""
+
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from perlclip.errors import PerlclipError
+
+ImageSource = str | Path | Image.Image | np.ndarray
+DEFAULT_TEMPLATE = "a photo of a {}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSet:
+    """Images (files, PIL images or uint8 H×W×3 arrays), a label for each, and the names the labels stand for."""
+
+    images: Sequence[ImageSource] = field(repr=False)
+    labels: Sequence[int] = field(repr=False)
+    class_names: tuple[str, ...]
+    template: str = DEFAULT_TEMPLATE
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels):
+            raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
+        check_class_names(self.class_names)
+        check_template(self.template)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def prompts(self) -> list[str]:
+        """The template with each class name in it."""
+        return [self.template.format(name.replace("_", " ")) for name in self.class_names]
+
+    def select(self, indices: Iterable[int]) -> "ImageSet":
+        """The images at these positions, in this order."""
+        chosen = list(indices)
+        return replace(self, images=[self.images[i] for i in chosen], labels=[int(self.labels[i]) for i in chosen])
+
+    def by_class(self) -> dict[int, list[int]]:
+        """Positions of each label, in the order in which labels and images appear."""
+        groups: dict[int, list[int]] = {}
+        for index, label in enumerate(self.labels):
+            groups.setdefault(int(label), []).append(index)
+        return groups
+
+    def sample(self, shots: int, rng: random.Random) -> list[int]:
+        """Positions of `shots` images of each class, or of all of a smaller class: CoOp's sampling, to the file.
+
+        CoOp draws train with `random.seed(seed)`, then val from the same stream: pass one `Random(seed)` to both.
+        """
+        chosen: list[int] = []
+        for indices in self.by_class().values():
+            chosen += rng.sample(indices, shots) if len(indices) >= shots else indices
+        return chosen
+
+    def few_shot(self, shots: int, rng: random.Random) -> "ImageSet":
+        """The images that `sample` picks."""
+        return self.select(self.sample(shots, rng))
+
+    def base(self) -> "ImageSet":
+        """The first half of the classes (rounded up), the ones trained on in base-to-novel."""
+        return self._half(0, (len(self.class_names) + 1) // 2)
+
+    def novel(self) -> "ImageSet":
+        """The second half of the classes, relabelled from 0."""
+        return self._half((len(self.class_names) + 1) // 2, len(self.class_names))
+
+    def _half(self, start: int, stop: int) -> "ImageSet":
+        kept = [i for i, label in enumerate(self.labels) if start <= label < stop]
+        part = self.select(kept)
+        labels = [label - start for label in part.labels]
+        return replace(part, labels=labels, class_names=self.class_names[start:stop])
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names, labels and image contents (file bytes or pixels): the data, not where it lies."""
+        digest = hashlib.sha256("\0".join([self.template, *self.class_names]).encode())
+        for image, label in zip(self.images, self.labels, strict=True):
+            digest.update(int(label).to_bytes(4, "little"))
+            digest.update(hashlib.sha256(_content(image)).digest())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A named data set with its three splits, which share class names and template."""
+
+    name: str
+    train: ImageSet
+    val: ImageSet
+    test: ImageSet
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names in label order."""
+        return self.train.class_names
+
+    @property
+    def template(self) -> str:
+        """The prompt template."""
+        return self.train.template
+
+
+def check_class_names(names: Sequence[str]) -> None:
+    """Refuse an empty list, empty names and duplicates (after underscores became spaces)."""
+    if not names:
+        raise PerlclipError("no class names given")
+    seen: dict[str, str] = {}
+    for name in names:
+        plain = name.replace("_", " ").strip()
+        if not plain:
+            raise PerlclipError("a class name is empty")
+        if plain in seen:
+            raise PerlclipError(f"duplicate class name {plain!r} (from {seen[plain]!r} and {name!r})")
+        seen[plain] = name
+
+
+def check_template(template: str) -> None:
+    """A template has exactly one plain `{}`."""
+    if template.count("{}") != 1 or template.count("{") != 1 or template.count("}") != 1:
+        raise PerlclipError(f"template {template!r} must contain one {{}} where the class name goes")
+
+
+def _content(image: ImageSource) -> bytes:
+    if isinstance(image, str | Path):
+        try:
+            return Path(image).read_bytes()
+        except OSError as error:
+            raise PerlclipError(f"cannot read image {image}: {error.strerror or error}") from error
+    return np.asarray(image).tobytes()

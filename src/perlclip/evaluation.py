@@ -1,0 +1,69 @@
+"""`evaluate`: accuracy of a method on labelled images, class by class and, for PERL, step by step."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perlclip.data.sets import ImageSet
+from perlclip.data.views import eval_batches
+from perlclip.errors import PerlclipError
+from perlclip.methods.base import Method
+from perlclip.progress import progress_bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Top-1 accuracy in percent over all images, with what stands behind it."""
+
+    accuracy: float
+    class_accuracy: dict[str, float]
+    step_accuracy: list[float]
+    total: int
+    probabilities_BC: Tensor = field(repr=False)
+    labels_B: Tensor = field(repr=False)
+
+    def metrics(self) -> dict[str, Any]:
+        """The numbers, without the tensors."""
+        return {
+            "accuracy": self.accuracy,
+            "step_accuracy": self.step_accuracy,
+            "class_accuracy": self.class_accuracy,
+            "images": self.total,
+        }
+
+
+@torch.inference_mode()
+def evaluate(
+    method: Method, test_set: ImageSet, *, batch_size: int = 64, workers: int = 0, progress: bool = True
+) -> Evaluation:
+    """Classify every image among the set's own classes; the class texts are encoded once."""
+    if not len(test_set):
+        raise PerlclipError("the test set has no images")
+    backbone = method.backbone
+    state = method.class_state(test_set.prompts)
+    logits: list[Tensor] = []
+    with progress_bar("evaluate", len(test_set), show=progress) as bar:
+        for pixels, labels in eval_batches(test_set, backbone.preprocess, batch_size, workers):
+            logits.append(method.trajectory(pixels.to(backbone.device, non_blocking=True), state).cpu())
+            bar(len(labels))
+    logits_KBC = torch.cat(logits, 1)
+    labels_B = torch.as_tensor([int(label) for label in test_set.labels])
+    correct_KB = logits_KBC.argmax(-1) == labels_B
+    return Evaluation(
+        accuracy=_percent(correct_KB[-1]),
+        class_accuracy={
+            name: _percent(correct_KB[-1][labels_B == c])
+            for c, name in enumerate(test_set.class_names)
+            if (labels_B == c).any()
+        },
+        step_accuracy=[_percent(correct_B) for correct_B in correct_KB],
+        total=len(labels_B),
+        probabilities_BC=logits_KBC[-1].softmax(-1),
+        labels_B=labels_B,
+    )
+
+
+def _percent(correct: Tensor) -> float:
+    return 100.0 * correct.double().mean().item()

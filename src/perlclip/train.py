@@ -1,0 +1,218 @@
+"""`fit`: one training loop for every method.
+
+The result is a function of (method, training images, recipe, seed, precision): views and order come from counters, not
+from a running generator, so that worker processes, an interrupt or a resumed run cannot change it. `fit` is given the
+training images alone; it has no way to see a test set.
+"""
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from perlclip.checkpoint import load_checkpoint, save_checkpoint
+from perlclip.data.sets import ImageSet
+from perlclip.data.views import epoch_order, train_batches
+from perlclip.errors import PerlclipError, unknown_name
+from perlclip.methods.base import Method, config_dict
+from perlclip.progress import Bar, progress_bar
+from perlclip.recipes import Recipe
+from perlclip.recipes import recipe as recipe_by_name
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+CHECKPOINT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What training did."""
+
+    losses: list[float] = field(repr=False)
+    seconds: float
+    images_per_second: float
+    settings: dict[str, Any]
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps taken."""
+        return len(self.losses)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after the step in progress was finished and its checkpoint written."""
+
+
+def fit(
+    method: Method,
+    train_set: ImageSet,
+    *,
+    recipe: str | Recipe = "fast",
+    seed: int = 1,
+    precision: str = "float32",
+    checkpoint: str | Path | None = None,
+    resume: bool = False,
+    workers: int = 0,
+    progress: bool = True,
+) -> FitResult:
+    """Train a method's own parameters on labelled images.
+
+    `precision="bfloat16"` computes the frozen towers under autocast; the method's parameters stay float32. With a
+    `checkpoint` file the state is written every half minute and on Ctrl-C, and `resume=True` goes on from it to the
+    same result, bit by bit. The file is removed when training is complete.
+    """
+    run = _Run(method, train_set, _resolve(method, recipe), seed, precision, workers)
+    path = Path(checkpoint) if checkpoint else None
+    if resume and path and path.exists():
+        run.load(path)
+    total = run.recipe.epochs * run.steps_per_epoch
+    started = time.perf_counter()
+    first = len(run.losses)
+    method.train()
+    with progress_bar("fit", total, show=progress, done=first) as bar, _interrupt_flag() as interrupted:
+        for epoch in range(run.epoch, run.recipe.epochs):
+            run.train_epoch(epoch, bar, path, interrupted)
+    method.eval()
+    if path:
+        path.unlink(missing_ok=True)
+    seconds = time.perf_counter() - started
+    images = (len(run.losses) - first) * run.recipe.batch_size
+    return FitResult(losses=run.losses, seconds=seconds, images_per_second=images / seconds, settings=run.settings())
+
+
+class _Run:
+    """The mutable state of one training: parameters, optimiser, and how far it has come."""
+
+    def __init__(
+        self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, precision: str, workers: int
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise unknown_name("precision", precision, PRECISIONS)
+        if not len(train_set):
+            raise PerlclipError("the training set has no images")
+        self.method, self.train_set, self.recipe = method, train_set, recipe
+        self.seed, self.precision, self.workers = seed, precision, workers
+        self.optimizer: Optimizer = recipe.build_optimizer(method.parameters())
+        self.class_state = method.class_state(train_set.prompts)
+        self.epoch = 0
+        self.step = 0
+        self.losses: list[float] = []
+        self.saved = time.monotonic()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self._order(0))
+
+    def train_epoch(self, epoch: int, bar: Bar, path: Path | None, interrupted: Callable[[], bool]) -> None:
+        """The rest of one epoch, from `self.step` on."""
+        self.epoch = epoch
+        rate = self.recipe.rate(epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        order = self._order(epoch)[self.step :]
+        batches = train_batches(
+            self.train_set, self.method.backbone.preprocess, self.recipe.crop_scale, order,
+            seed=self.seed, epoch=epoch, workers=self.workers,
+        )  # fmt: skip
+        for pixels, labels in batches:
+            loss = self.train_step(pixels, labels)
+            bar(note=f"loss {loss:.4f}  lr {rate:.2g}")
+            stop = interrupted()
+            if path and (stop or time.monotonic() - self.saved > CHECKPOINT_SECONDS):
+                self.save(path)
+            if stop:
+                raise Interrupted(f"interrupted after step {len(self.losses)}")
+        self.step = 0
+
+    def train_step(self, pixels: Tensor, labels: Tensor) -> float:
+        """One optimiser step; parameters are left alone if the loss is not a number."""
+        device = self.method.backbone.device
+        pixels, labels = pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        dtype = PRECISIONS[self.precision]
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            loss = self.method.loss(pixels, labels, self.class_state)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise PerlclipError(
+                f"the loss became {value} at step {len(self.losses) + 1}; lower the learning rate ({self.recipe.lr:g}) "
+                "or use float32"
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.losses.append(value)
+        self.step += 1
+        return value
+
+    def settings(self) -> dict[str, Any]:
+        """Everything the result depends on, as plain data."""
+        backbone = self.method.backbone
+        return {
+            "method": self.method.name,
+            "config": config_dict(self.method),
+            "recipe": asdict(self.recipe),
+            "seed": self.seed,
+            "precision": self.precision,
+            "dtype": str(backbone.dtype).removeprefix("torch."),
+            "backbone": backbone.fingerprint,
+            "data": self.train_set.fingerprint(),
+            "images": len(self.train_set),
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the state after the last complete step."""
+        position = {"epoch": self.epoch, "step": self.step, "settings": self.settings()}
+        save_checkpoint(path, self.method, self.optimizer, self.losses, position)
+        self.saved = time.monotonic()
+
+    def load(self, path: Path) -> None:
+        """Take up the state of a checkpoint made with the same settings."""
+        position, self.losses = load_checkpoint(path, self.method, self.optimizer)
+        mine = json.loads(json.dumps(self.settings()))
+        for key, value in mine.items():
+            if position["settings"].get(key) != value:
+                raise PerlclipError(
+                    f"cannot resume from {path}: it was made with another {key} "
+                    f"({position['settings'].get(key)!r}, now {value!r})"
+                )
+        self.epoch, self.step = position["epoch"], position["step"]
+
+    def _order(self, epoch: int) -> list[list[int]]:
+        return epoch_order(
+            len(self.train_set), self.recipe.batch_size, self.recipe.drop_last, seed=self.seed, epoch=epoch
+        )
+
+
+def _resolve(method: Method, recipe: str | Recipe) -> Recipe:
+    if method.num_trainable == 0:
+        raise PerlclipError(f"method {method.name!r} has nothing to train")
+    return recipe_by_name(method.name, recipe) if isinstance(recipe, str) else recipe
+
+
+@contextmanager
+def _interrupt_flag() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C asks for a stop after the current step; a second one stops at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    asked = threading.Event()
+
+    def ask(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    previous = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,109 @@
+"""Small CLIP folders in Hugging Face's format with random weights, and image trees drawn on the spot."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
+
+import perlclip
+
+# Sizes differ in everything that could be hard-coded: widths, heads, depths, patch, image, context, activation.
+SIZES = {
+    "small": dict(vision=(48, 4, 12), text=(32, 2, 12), patch=8, image=32, context=77, act="quick_gelu", embed=24),
+    "odd": dict(vision=(40, 5, 9), text=(56, 7, 8), patch=7, image=35, context=40, act="gelu", embed=40),
+}
+
+
+def byte_vocabulary() -> dict[str, int]:
+    letters = sorted(ByteLevel.alphabet())
+    tokens = letters + [letter + "</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
+    return {token: i for i, token in enumerate(tokens)}
+
+
+def tower_config(width: int, heads: int, depth: int, act: str) -> dict:
+    return dict(
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=heads,
+        num_hidden_layers=depth,
+        hidden_act=act,
+    )
+
+
+def build_clip(folder: Path, *, vision, text, patch, image, context, act, embed, seed=0) -> Path:
+    """A CLIP folder as `save_pretrained` writes it, with random weights large enough to matter."""
+    vocabulary = byte_vocabulary()
+    bos, eos = vocabulary["<|startoftext|>"], vocabulary["<|endoftext|>"]
+    ids = dict(bos_token_id=bos, eos_token_id=eos, pad_token_id=eos)
+    config = CLIPConfig(
+        text_config=tower_config(*text, act) | dict(vocab_size=len(vocabulary), max_position_embeddings=context, **ids),
+        vision_config=tower_config(*vision, act) | dict(patch_size=patch, image_size=image),
+        projection_dim=embed,
+        **ids,
+    )
+    torch.manual_seed(seed)
+    model = CLIPModel(config)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name != "logit_scale":
+                p.copy_(torch.randn_like(p) * (0.5 if p.ndim == 1 else 1.5 * p.shape[-1] ** -0.5))
+    model.save_pretrained(folder)
+    CLIPTokenizer(vocab=vocabulary, merges=[]).save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": image}, crop_size={"height": image, "width": image}).save_pretrained(
+        folder
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def clip_folders(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("clips")
+    return {name: build_clip(root / name, **size) for name, size in SIZES.items()}
+
+
+@pytest.fixture(scope="session")
+def clip_folder(clip_folders) -> Path:
+    return clip_folders["small"]
+
+
+@pytest.fixture(scope="session")
+def backbone(clip_folder) -> perlclip.Backbone:
+    return perlclip.load_backbone(str(clip_folder))
+
+
+@pytest.fixture(scope="session", params=list(SIZES))
+def any_backbone(request, clip_folders) -> perlclip.Backbone:
+    return perlclip.load_backbone(str(clip_folders[request.param]))
+
+
+COLOURS = {"red": (200, 30, 30), "green_grass": (30, 180, 40), "blue": (30, 40, 200)}
+
+
+def draw_tree(root: Path, classes=COLOURS, images=8, size=40) -> Path:
+    """`root/<class>/<n>.png`: noisy patches of one colour a class."""
+    rng = np.random.default_rng(0)
+    for name, colour in classes.items():
+        (root / name).mkdir(parents=True)
+        for n in range(images):
+            pixels = np.clip(np.array(colour) + rng.normal(0, 25, (size, size + 6, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{n}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory) -> Path:
+    return draw_tree(tmp_path_factory.mktemp("data") / "colours")
+
+
+@pytest.fixture
+def write_json():
+    def write(path: Path, value) -> Path:
+        path.write_text(json.dumps(value))
+        return path
+
+    return write

@@ -1,0 +1,79 @@
+"""PERL with nothing saved: `transformers`' own layers, every position, every row, every pass anew.
+
+The yardstick of `test_perl.py` and of `benchmarks/perl_speed.py`.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import CLIPModel
+
+
+class PlainPerl(nn.Module):
+    """Both towers run in full K+1 times; prompts padded to the whole context."""
+
+    def __init__(self, clip: CLIPModel, projectors: nn.ModuleDict, steps: int, depth: int, anchor: float) -> None:
+        super().__init__()
+        self.clip, self.projectors = clip.requires_grad_(False).eval(), projectors
+        self.steps, self.depth, self.anchor = steps, depth, anchor
+
+    def states(self, side: str, inputs: Tensor, rows_B: Tensor) -> list[Tensor]:
+        """h0..hK, each from the input up: the base is run again for every step."""
+        h = [self.pool(side, inputs, rows_B, [])]
+        thoughts: list[Tensor] = []
+        for _ in range(self.steps if side in self.projectors else 0):
+            p = self.projectors[side]
+            thoughts.append(p.up(F.gelu(p.down(p.norm(h[-1].float())))))
+            h.append(self.pool(side, inputs, rows_B, thoughts))
+        return h
+
+    def pool(self, side: str, inputs: Tensor, rows_B: Tensor, thoughts: list[Tensor]) -> Tensor:
+        x = self.embed(side, inputs)
+        layers = getattr(self.clip, f"{side}_model").encoder.layers
+        for layer in layers[: self.depth]:
+            x = self.call(layer, x, side)
+        if thoughts:
+            x = torch.cat([torch.stack(thoughts, 1).to(x.dtype), x], 1)
+        for layer in layers[self.depth :]:
+            x = self.call(layer, x, side)
+        return x[torch.arange(len(x)), rows_B + len(thoughts)]
+
+    def embed(self, side: str, inputs: Tensor) -> Tensor:
+        if side == "text":
+            return self.clip.text_model.embeddings(input_ids=inputs)
+        vision = self.clip.vision_model
+        return vision.pre_layrnorm(vision.embeddings(inputs))
+
+    @staticmethod
+    def call(layer: nn.Module, x: Tensor, side: str) -> Tensor:
+        n = x.shape[1]
+        mask = torch.full((n, n), float("-inf"), device=x.device, dtype=x.dtype).triu(1)[None, None]
+        out = layer(x, mask if side == "text" else None)
+        return out[0] if isinstance(out, tuple) else out
+
+    def project(self, side: str, h: Tensor) -> Tensor:
+        norm = self.clip.text_model.final_layer_norm if side == "text" else self.clip.vision_model.post_layernorm
+        head = self.clip.text_projection if side == "text" else self.clip.visual_projection
+        return F.normalize(head(norm(h)).float(), dim=-1)
+
+    def trajectory(self, pixels: Tensor, ids_CN: Tensor, eos_C: Tensor) -> Tensor:
+        v = [
+            self.project("vision", h) for h in self.states("vision", pixels, torch.zeros(len(pixels), dtype=torch.long))
+        ]
+        t = [self.project("text", h) for h in self.states("text", ids_CN, eos_C)]
+        scale = self.clip.logit_scale.exp()
+        return torch.stack([scale * v[min(k, len(v) - 1)] @ t[min(k, len(t) - 1)].T for k in range(self.steps + 1)])
+
+    def loss(self, pixels: Tensor, labels: Tensor, ids_CN: Tensor, eos_C: Tensor) -> Tensor:
+        h = self.states("vision", pixels, torch.zeros(len(pixels), dtype=torch.long))
+        v0, v = self.project("vision", h[0]), self.project("vision", h[-1])
+        t = self.project("text", self.states("text", ids_CN, eos_C)[-1])
+        logits = self.clip.logit_scale.exp() * v @ t.T
+        return F.cross_entropy(logits, labels) + self.anchor * (1 - F.cosine_similarity(v0, v).mean())
+
+
+def padded(backbone, prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """Ids padded to the whole context with EOS, and the first EOS position."""
+    encoded = backbone.tokenizer(prompts, padding="max_length", max_length=backbone.context_length, return_tensors="pt")
+    ids = encoded["input_ids"]
+    return ids, (ids == backbone.tokenizer.eos_token_id).int().argmax(-1)

@@ -1,0 +1,189 @@
+"""PERL against the paper and against a plain implementation that saves nothing."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from transformers import CLIPConfig, CLIPModel
+
+import perlclip
+from perlclip.backbone import Backbone
+from perlclip.backbone.tower import build_towers
+from perlclip.methods.perl import Perl
+from tests.plain import PlainPerl, padded
+
+PROMPTS = ["a photo of a cat.", "a photo of a very long named striped animal.", "ox", "a photo of a green tree frog."]
+CLOSE = dict(atol=1e-5, rtol=1e-5)
+
+
+def loud(method: Perl) -> Perl:
+    """Thoughts large enough that a wrong position, order or mask shows far above 1e-5."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.ndim == 2 else 0.3))
+    return method
+
+
+def plain_of(method: Perl) -> PlainPerl:
+    clip = CLIPModel.from_pretrained(method.backbone.name, attn_implementation="eager")
+    config = method.config
+    return PlainPerl(clip, method.projectors, config.steps, config.depth, config.anchor)
+
+
+def pixels_for(backbone: Backbone, batch: int = 3) -> torch.Tensor:
+    size = backbone.preprocess.size
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("modalities", ["both", "vision", "text"])
+@pytest.mark.parametrize("depth", [0, 3, 7])
+def test_equals_plain_in_logits_loss_and_gradients(any_backbone, modalities, depth):
+    method = loud(perlclip.create_method("perl", any_backbone, modalities=modalities, depth=depth, rank=2))
+    plain, pixels, labels = plain_of(method), pixels_for(any_backbone), torch.tensor([0, 2, 1])
+    ids, eos = padded(any_backbone, PROMPTS)
+    state = method.class_state(PROMPTS)
+
+    with torch.no_grad():
+        torch.testing.assert_close(method.trajectory(pixels, state), plain.trajectory(pixels, ids, eos), **CLOSE)
+
+    ours, theirs = method.loss(pixels, labels, state), plain.loss(pixels, labels, ids, eos)
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+    gradients = torch.autograd.grad(ours, list(method.parameters()))
+    expected = torch.autograd.grad(theirs, list(method.parameters()))
+    for got, want in zip(gradients, expected, strict=True):
+        error, size = (got - want).abs().max(), want.abs().max()
+        assert error <= 1e-5 and error <= 1e-3 * size, "small gradients must agree relative to their size, too"
+
+
+def test_thoughts_in_the_last_block_only(backbone):
+    """J = L - 1: the first refinement block is also the last one, which is read at one row."""
+    method = loud(perlclip.create_method("perl", backbone, depth=backbone.vision.depth - 1))
+    plain, pixels = plain_of(method), pixels_for(backbone)
+    with torch.no_grad():
+        got = method.trajectory(pixels, method.class_state(PROMPTS))
+        torch.testing.assert_close(got, plain.trajectory(pixels, *padded(backbone, PROMPTS)), **CLOSE)
+
+
+def test_no_steps_is_zero_shot_clip(any_backbone):
+    method = perlclip.create_method("perl", any_backbone, steps=0)
+    zero_shot = perlclip.create_method("zero-shot", any_backbone)
+    pixels = pixels_for(any_backbone)
+    with torch.no_grad():
+        got = method.logits(pixels, method.class_state(PROMPTS))
+        torch.testing.assert_close(got, zero_shot.logits(pixels, zero_shot.class_state(PROMPTS)), **CLOSE)
+
+
+def test_trajectory_begins_at_zero_shot_and_ends_at_the_logits(backbone):
+    method, pixels = loud(perlclip.create_method("perl", backbone)), pixels_for(backbone)
+    zero_shot = perlclip.create_method("zero-shot", backbone)
+    with torch.no_grad():
+        state = method.class_state(PROMPTS)
+        steps = method.trajectory(pixels, state)
+        assert steps.shape == (5, 3, len(PROMPTS))
+        torch.testing.assert_close(steps[0], zero_shot.logits(pixels, zero_shot.class_state(PROMPTS)), **CLOSE)
+        torch.testing.assert_close(steps[-1], method.logits(pixels, state), **CLOSE)
+        assert all((steps[k] - steps[k - 1]).abs().max() > 1e-3 for k in range(1, 5))
+
+
+def test_every_step_re_includes_all_earlier_thoughts(backbone, monkeypatch):
+    """z_k enters step k behind z_1..z_(k-1), which are the same tensors as before."""
+    method = loud(perlclip.create_method("perl", backbone, modalities="vision"))
+    seen = []
+    pool = perlclip.backbone.Refinement.pool
+
+    def spy(self, front_BkD=None):
+        if front_BkD is not None:
+            seen.append(front_BkD.detach().clone())
+        return pool(self, front_BkD)
+
+    monkeypatch.setattr(perlclip.backbone.Refinement, "pool", spy)
+    with torch.no_grad():
+        method.encode_image(pixels_for(backbone))
+    assert [front.shape[1] for front in seen] == [1, 2, 3, 4]
+    for earlier, later in pairwise(seen):
+        assert torch.equal(later[:, :-1], earlier)
+        assert not torch.allclose(later[:, -1], later[:, -2], atol=1e-4)
+
+
+def test_readout_is_always_the_original_row(backbone, monkeypatch):
+    """CLS and EOS move back by one with every thought; the row read moves with them."""
+    method, read = perlclip.create_method("perl", backbone), perlclip.backbone.Tower.read
+    rows = []
+
+    def spy(self, x_BND, rows_B):
+        rows.append(rows_B.tolist())
+        return read(self, x_BND, rows_B)
+
+    monkeypatch.setattr(perlclip.backbone.Tower, "read", spy)
+    with torch.no_grad():
+        method.logits(pixels_for(backbone, 2), method.class_state(["ox", "a cat"]))
+    eos = [3, 5]  # one token a letter: SOS o x EOS
+    assert sorted(rows) == sorted([[0 + k, 0 + k] for k in range(5)] + [[eos[0] + k, eos[1] + k] for k in range(5)])
+
+
+def test_gradient_never_reaches_the_frozen_part(backbone):
+    method = perlclip.create_method("perl", backbone)
+    before = {
+        side: {k: v.clone() for k, v in getattr(backbone, side).state_dict().items()} for side in ("vision", "text")
+    }
+    state = method.class_state(PROMPTS)
+    assert not state.recurrence.h0_BD.requires_grad
+    assert not state.recurrence.refinement.x_BND.requires_grad
+    method.loss(pixels_for(backbone), torch.tensor([0, 1, 2]), state).backward()
+    for side, weights in before.items():
+        for name, p in getattr(backbone, side).named_parameters():
+            assert p.grad is None and not p.requires_grad
+            assert torch.equal(p, weights[name])
+
+
+def test_pixels_can_ask_for_gradients(backbone):
+    method, pixels = perlclip.create_method("perl", backbone), pixels_for(backbone).requires_grad_()
+    method.logits(pixels, method.class_state(PROMPTS)).sum().backward()
+    assert pixels.grad is not None and pixels.grad.abs().max() > 0
+
+
+def vit_b16() -> Backbone:
+    """A backbone of ViT-B/16's size, weights never filled."""
+    config = CLIPConfig(vision_config=dict(patch_size=16), text_config=dict())
+    with torch.device("meta"):
+        clip = CLIPModel(config)
+        towers = build_towers(clip.state_dict(), config, lambda act: torch.nn.functional.gelu)
+    return Backbone(
+        name="b16", vision=towers["vision"], text=towers["text"], logit_scale=100.0, tokenizer=None, context_length=77,
+        preprocess=None, fingerprint="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("modalities", "count"), [("both", 6402), ("vision", 3841), ("text", 2561)])
+def test_parameter_count_on_vit_b16(modalities, count):
+    backbone = vit_b16()
+    assert (backbone.vision.width, backbone.text.width) == (768, 512)
+    assert Perl(backbone, Perl.config_class(modalities=modalities)).num_trainable == count
+
+
+def test_projector_is_equation_one(backbone):
+    projector = loud(perlclip.create_method("perl", backbone, rank=3)).projectors["text"]
+    h = torch.randn(5, backbone.text.width)
+    normed = (h - h.mean(-1, keepdim=True)) / (h.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    normed = normed * projector.norm.weight + projector.norm.bias
+    inner = normed @ projector.down.weight.T + projector.down.bias
+    gelu = 0.5 * inner * (1 + torch.erf(inner / 2**0.5))
+    want = gelu @ projector.up.weight.T + projector.up.bias
+    torch.testing.assert_close(projector(h), want, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(rank=0), "rank must be at least 1"),
+        (dict(steps=-1), "steps must be at least 0"),
+        (dict(depth=12), "depth must be below the tower's 12 blocks"),
+        (dict(modalities="txt"), "did you mean 'text'"),
+        (dict(anchor=float("nan")), "anchor must be at least 0.0"),
+        (dict(ranks=2), "did you mean 'rank'"),
+    ],
+)
+def test_bad_settings_are_named(backbone, settings, words):
+    with pytest.raises(perlclip.PerlclipError, match=words):
+        perlclip.create_method("perl", backbone, **settings)
