@@ -4,9 +4,9 @@
     python -m benchmarks.perl_speed --classes 10 100      # fewer cases
 
 Random weights, prompts of 9 to 14 tokens, K = 4, J = 7, eager mode. "plain" is tests/plain.py: `transformers`' own
-layers, 77 positions, every pass from the input up as an unoptimised program would, except that the frozen base is run
-once per forward pass. The CSV goes to benchmarks/results/, its name states the conditions. Times are medians in
-milliseconds with the quartile range; "kept" is what autograd holds for the backward pass; "peak" the CUDA allocator's.
+layers, 77 positions, every row of every block, nothing kept from one call to the next. The CSV goes to
+benchmarks/results/, its name states the conditions. Times are medians in milliseconds with the quartile range; "kept"
+is what autograd holds for the backward pass; "peak" the CUDA allocator's.
 """
 
 import argparse
@@ -25,8 +25,7 @@ from transformers.activations import ACT2FN
 from perlclip.backbone import Backbone
 from perlclip.backbone.tower import build_towers
 from perlclip.methods.base import create_method
-from tests.conftest import byte_vocabulary
-from tests.plain import PlainPerl, padded
+from tests.plain import PlainPerl, byte_vocabulary, padded
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -7,22 +7,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 import perlclip
+from tests.plain import byte_vocabulary
 
 # Sizes differ in everything that could be hard-coded: widths, heads, depths, patch, image, context, activation.
 SIZES = {
     "small": dict(vision=(48, 4, 12), text=(32, 2, 12), patch=8, image=32, context=77, act="quick_gelu", embed=24),
     "odd": dict(vision=(40, 5, 9), text=(56, 7, 8), patch=7, image=35, context=40, act="gelu", embed=40),
 }
-
-
-def byte_vocabulary() -> dict[str, int]:
-    letters = sorted(ByteLevel.alphabet())
-    tokens = letters + [letter + "</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
-    return {token: i for i, token in enumerate(tokens)}
 
 
 def tower_config(width: int, heads: int, depth: int, act: str) -> dict:
@@ -79,6 +73,11 @@ def backbone(clip_folder) -> perlclip.Backbone:
 @pytest.fixture(scope="session", params=list(SIZES))
 def any_backbone(request, clip_folders) -> perlclip.Backbone:
     return perlclip.load_backbone(str(clip_folders[request.param]))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> perlclip.Backbone:
+    return perlclip.load_backbone("tiny")
 
 
 COLOURS = {"red": (200, 30, 30), "green_grass": (30, 180, 40), "blue": (30, 40, 200)}

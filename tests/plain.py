@@ -1,16 +1,17 @@
-"""PERL with nothing saved: `transformers`' own layers, every position, every row, every pass anew.
+"""PERL without shortcuts: `transformers`' own layers, every position, every row, nothing kept between calls.
 
 The yardstick of `test_perl.py` and of `benchmarks/perl_speed.py`.
 """
 
 import torch
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPModel
 
 
 class PlainPerl(nn.Module):
-    """Both towers run in full K+1 times; prompts padded to the whole context."""
+    """The paper's equations, word for word; prompts padded to the whole context."""
 
     def __init__(self, clip: CLIPModel, projectors: nn.ModuleDict, steps: int, depth: int, anchor: float) -> None:
         super().__init__()
@@ -18,23 +19,23 @@ class PlainPerl(nn.Module):
         self.steps, self.depth, self.anchor = steps, depth, anchor
 
     def states(self, side: str, inputs: Tensor, rows_B: Tensor) -> list[Tensor]:
-        """h0..hK, each from the input up: the base is run again for every step."""
-        h = [self.pool(side, inputs, rows_B, [])]
+        """h0..hK as the paper writes them: J + (K+1)(L-J) whole blocks."""
+        layers = getattr(self.clip, f"{side}_model").encoder.layers
+        base = self.embed(side, inputs)
+        for layer in layers[: self.depth]:
+            base = self.call(layer, base, side)
         thoughts: list[Tensor] = []
+        h = [self.pool(side, base, rows_B, thoughts)]
         for _ in range(self.steps if side in self.projectors else 0):
             p = self.projectors[side]
             thoughts.append(p.up(F.gelu(p.down(p.norm(h[-1].float())))))
-            h.append(self.pool(side, inputs, rows_B, thoughts))
+            h.append(self.pool(side, base, rows_B, thoughts))
         return h
 
-    def pool(self, side: str, inputs: Tensor, rows_B: Tensor, thoughts: list[Tensor]) -> Tensor:
-        x = self.embed(side, inputs)
-        layers = getattr(self.clip, f"{side}_model").encoder.layers
-        for layer in layers[: self.depth]:
-            x = self.call(layer, x, side)
+    def pool(self, side: str, x: Tensor, rows_B: Tensor, thoughts: list[Tensor]) -> Tensor:
         if thoughts:
             x = torch.cat([torch.stack(thoughts, 1).to(x.dtype), x], 1)
-        for layer in layers[self.depth :]:
+        for layer in getattr(self.clip, f"{side}_model").encoder.layers[self.depth :]:
             x = self.call(layer, x, side)
         return x[torch.arange(len(x)), rows_B + len(thoughts)]
 
@@ -77,3 +78,10 @@ def padded(backbone, prompts: list[str]) -> tuple[Tensor, Tensor]:
     encoded = backbone.tokenizer(prompts, padding="max_length", max_length=backbone.context_length, return_tensors="pt")
     ids = encoded["input_ids"]
     return ids, (ids == backbone.tokenizer.eos_token_id).int().argmax(-1)
+
+
+def byte_vocabulary() -> dict[str, int]:
+    """CLIP's vocabulary without merges: one token a letter."""
+    letters = sorted(ByteLevel.alphabet())
+    tokens = letters + [letter + "</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
+    return {token: i for i, token in enumerate(tokens)}

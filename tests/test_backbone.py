@@ -108,8 +108,10 @@ def test_missing_weights_are_not_made_up(clip_folder, tmp_path):
 
 
 def test_unknown_device_and_dtype(clip_folder):
-    with pytest.raises(PerlclipError, match="device 'cuda' is not available") if not torch.cuda.is_available() else (
-        pytest.raises(PerlclipError, match="device")
+    with (
+        pytest.raises(PerlclipError, match="device 'cuda' is not available")
+        if not torch.cuda.is_available()
+        else (pytest.raises(PerlclipError, match="device"))
     ):
         perlclip.load_backbone(str(clip_folder), device="cuda" if not torch.cuda.is_available() else "xpu9")
     with pytest.raises(PerlclipError, match="did you mean 'float32'"):

@@ -95,10 +95,11 @@ def fit(
 
     _check_out(out, resume, overwrite)
     train, held_out = _train_and_val(data, class_names, template, shots, val, seed)
-    recipe = _recipe(method, recipe_name, changes)
+    config = _settings(method, settings)
+    recipe = _recipe(method, recipe_name, backbone, changes)
     require_writable(out)
     loaded = perlclip.load_backbone(backbone, device=device, dtype=precision)
-    adapted = perlclip.create_method(method, loaded, seed=seed, **_settings(method, settings))
+    adapted = perlclip.create_method(method, loaded, seed=seed, **config)
     click.echo(
         f"{method}, {adapted.num_trainable:,} parameters, on {backbone}: {len(train)} images of "
         f"{len(train.class_names)} classes, {recipe.epochs} epoch{'s' * (recipe.epochs > 1)}",
@@ -143,10 +144,12 @@ def _train_and_val(
     return train_val(pool, shots=shots, val=0, seed=seed)[0], match_classes(given, pool.class_names)
 
 
-def _recipe(method: str, name: str, changes: dict[str, Any]) -> "Recipe":
+def _recipe(method: str, name: str, backbone: str, changes: dict[str, Any]) -> "Recipe":
     from perlclip.recipes import recipe
 
-    return replace(recipe(method, name), **{key: value for key, value in changes.items() if value is not None})
+    return replace(
+        recipe(method, name, backbone), **{key: value for key, value in changes.items() if value is not None}
+    )
 
 
 def _settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
@@ -337,6 +340,33 @@ def _print_evaluation(metrics: dict[str, Any]) -> None:
     if len(steps) > 1:
         click.echo("by step k = 0, 1, …: " + "  ".join(f"{accuracy:.1f}" for accuracy in steps))
     click.echo(f"accuracy {metrics['accuracy']:.2f} % on {metrics['images']} images")
+
+
+@main.command()
+@click.option("--full", is_flag=True, help="All eleven base-to-novel sets instead of three.")
+@click.option("--task", "tasks", multiple=True, help="A toybox set to run; may be given several times.")
+@click.option("--seed", "seeds", multiple=True, type=int, default=[1], show_default=True, help="May be repeated.")
+@click.option(
+    "--modalities", multiple=True, type=click.Choice(["both", "vision", "text"]), default=["both"], show_default=True
+)
+@click.option("--recipe", default="extended", show_default=True, help="fast (the paper's) or extended.")
+@click.option(
+    "--out", type=FOLDER, default=Path("perlclip-demo"), show_default=True, help="Folder for runs and figure."
+)
+def demo(
+    full: bool, tasks: tuple[str, ...], seeds: tuple[int, ...], modalities: tuple[str, ...], recipe: str, out: Path
+) -> None:
+    """Zero-shot CLIP against PERL on drawn data with the embedded backbone; offline, in about two minutes."""
+    from perlclip import demo as demonstration
+
+    chosen = tasks or (demonstration.ALL_TASKS if full else demonstration.THREE_TASKS)
+    grid = [
+        demonstration.Run(task=task, seed=seed, modalities=m, recipe=recipe)
+        for m in modalities
+        for seed in seeds
+        for task in chosen
+    ]
+    demonstration.run_all(grid, out)
 
 
 @main.command()

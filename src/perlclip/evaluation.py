@@ -21,6 +21,7 @@ class Evaluation:
     class_accuracy: dict[str, float]
     step_accuracy: list[float]
     total: int
+    predictions_KB: Tensor = field(repr=False)
     probabilities_BC: Tensor = field(repr=False)
     labels_B: Tensor = field(repr=False)
 
@@ -50,7 +51,8 @@ def evaluate(
             bar(len(labels))
     logits_KBC = torch.cat(logits, 1)
     labels_B = torch.as_tensor([int(label) for label in test_set.labels])
-    correct_KB = logits_KBC.argmax(-1) == labels_B
+    predictions_KB = logits_KBC.argmax(-1)
+    correct_KB = predictions_KB == labels_B
     return Evaluation(
         accuracy=_percent(correct_KB[-1]),
         class_accuracy={
@@ -60,6 +62,7 @@ def evaluate(
         },
         step_accuracy=[_percent(correct_B) for correct_B in correct_KB],
         total=len(labels_B),
+        predictions_KB=predictions_KB,
         probabilities_BC=logits_KBC[-1].softmax(-1),
         labels_B=labels_B,
     )

@@ -195,7 +195,7 @@ class _Run:
 def _resolve(method: Method, recipe: str | Recipe) -> Recipe:
     if method.num_trainable == 0:
         raise PerlclipError(f"method {method.name!r} has nothing to train")
-    return recipe_by_name(method.name, recipe) if isinstance(recipe, str) else recipe
+    return recipe_by_name(method.name, recipe, method.backbone.name) if isinstance(recipe, str) else recipe
 
 
 @contextmanager

@@ -1,0 +1,192 @@
+"""Adapters: what is written, what is checked, what is refused; and the classifier on top."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save
+
+import perlclip
+from perlclip import PerlclipError
+from perlclip.adapter import CARD, CONFIG, WEIGHTS
+from perlclip.files import write_files
+from tests.conftest import SIZES, build_clip
+from tests.test_perl import vit_b16
+
+NAMES = ["red", "green grass", "blue"]
+
+
+@pytest.fixture
+def folder(backbone, tmp_path):
+    method = perlclip.create_method("perl", backbone, seed=3, steps=2)
+    training = {"seed": 3, "recipe": {"lr": 1e-3}}
+    return perlclip.save_adapter(
+        method, tmp_path / "adapter", class_names=NAMES, training=training, metrics={"accuracy": 81.25}
+    )
+
+
+def test_the_folder_has_three_ordinary_files_and_no_litter(folder, tmp_path):
+    assert sorted(path.name for path in folder.iterdir()) == sorted([CARD, CONFIG, WEIGHTS])
+    (tmp_path / "ordinary").touch()
+    assert {path.stat().st_mode for path in folder.iterdir()} == {(tmp_path / "ordinary").stat().st_mode}
+
+
+def test_the_adapter_of_vit_b16_has_26_kb(tmp_path):
+    from perlclip.methods.perl import Perl
+
+    backbone = vit_b16()
+    method = Perl(backbone, Perl.config_class())
+    perlclip.save_adapter(method, tmp_path, class_names=["a"])
+    assert 25_608 < (tmp_path / WEIGHTS).stat().st_size < 27_000
+
+
+def test_the_card_says_what_one_needs(folder, backbone):
+    card = (folder / CARD).read_text()
+    for words in (
+        "library_name: perlclip",
+        "- green grass",
+        "81.25",
+        "0.001",
+        backbone.fingerprint,
+        "`a photo of a {}.`",
+    ):
+        assert words in card
+    assert f'Classifier.from_pretrained("{folder.name}")' in card
+
+
+def test_truncated_anywhere_is_refused(folder, backbone):
+    for name in (WEIGHTS, CONFIG):
+        content = (folder / name).read_bytes()
+        for size in [*range(0, 40), *range(40, len(content) - 1, max(1, len(content) // 60)), len(content) - 2]:
+            (folder / name).write_bytes(content[:size])
+            with pytest.raises(PerlclipError) as caught:
+                perlclip.load_adapter(folder, backbone=backbone)
+            assert "\n" not in str(caught.value)
+        (folder / name).write_bytes(content)
+    perlclip.load_adapter(folder, backbone=backbone)
+
+
+def test_a_flipped_bit_is_refused(folder, backbone):
+    content = bytearray((folder / WEIGHTS).read_bytes())
+    content[-7] ^= 4
+    (folder / WEIGHTS).write_bytes(content)
+    with pytest.raises(PerlclipError, match="do not match the hash"):
+        perlclip.load_adapter(folder, backbone=backbone)
+
+
+def change(folder, **changes):
+    info = json.loads((folder / CONFIG).read_text()) | changes
+    (folder / CONFIG).write_text(json.dumps(info))
+
+
+def rewrite(folder, edit):
+    """Change the tensors and keep the hash right, as a hostile or careless tool would."""
+    import hashlib
+
+    tensors = load_file(folder / WEIGHTS)
+    edit(tensors)
+    content = save(tensors)
+    (folder / WEIGHTS).write_bytes(content)
+    change(folder, weights_sha256=hashlib.sha256(content).hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda t: t.pop("projectors.text.up.bias"), "'projectors.text.up.bias' is missing"),
+        (lambda t: t.update(extra=torch.ones(1)), "'extra' is missing or unexpected"),
+        (lambda t: t.update({"projectors.text.up.bias": torch.ones(5)}), r"has shape \(5,\), expected \(32,\)"),
+        (lambda t: t["projectors.text.up.bias"].fill_(torch.inf), "not finite"),
+        (lambda t: t["projectors.vision.norm.weight"].fill_(torch.nan), "not finite"),
+    ],
+)
+def test_wrong_tensors_are_refused(folder, backbone, edit, words):
+    rewrite(folder, edit)
+    with pytest.raises(PerlclipError, match=words):
+        perlclip.load_adapter(folder, backbone=backbone)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format_version": 2}, "format version 2; this perlclip reads version 1"),
+        ({"method": "perll"}, "did you mean 'perl'"),
+        ({"config": {"stepz": 1}}, "did you mean 'steps'"),
+        ({"class_names": ["a", "a"]}, "duplicate class name"),
+        ({"templates": ["no hole"]}, "must contain one"),
+        ({"backbone_fingerprint": 7}, "'backbone_fingerprint' is missing or not a str"),
+    ],
+)
+def test_wrong_settings_are_refused(folder, backbone, changes, words):
+    change(folder, **changes)
+    with pytest.raises(PerlclipError, match=words):
+        perlclip.load_adapter(folder, backbone=backbone)
+
+
+def test_another_backbone_is_refused(folder, tmp_path):
+    other = perlclip.load_backbone(str(build_clip(tmp_path / "other", **SIZES["small"], seed=7)))
+    with pytest.raises(PerlclipError, match=r"was trained on backbone .* it does not fit"):
+        perlclip.load_adapter(folder, backbone=other)
+
+
+def test_a_full_disk_leaves_the_old_adapter(folder, backbone, monkeypatch):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    method, written = perlclip.create_method("perl", backbone, seed=4), []
+    fsync = os.fsync
+
+    def full(descriptor):
+        written.append(descriptor)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PerlclipError, match=r"cannot write .*No space left on device"):
+        perlclip.save_adapter(method, folder, class_names=NAMES)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_files_come_whole_and_in_order(tmp_path):
+    write_files({tmp_path / "new" / "a": b"1", tmp_path / "new" / "b": b"2"})
+    write_files({tmp_path / "new" / "a": b"3"})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == {"a": b"3", "b": b"2"}
+
+
+# ---- Classifier ----
+
+
+def test_predictions_are_labels_with_probabilities(folder, tree, backbone):
+    classifier = perlclip.Classifier.from_pretrained(folder)
+    paths = sorted(tree.rglob("*.png"))[:5]
+    predictions = classifier.predict(paths, top_k=3, batch_size=2)
+    assert len(predictions) == 5
+    for prediction in predictions:
+        assert sorted(label for label, _ in prediction.top) == sorted(NAMES)
+        assert sum(p for _, p in prediction.top) == pytest.approx(1)
+        assert prediction.top[0] == (prediction.label, prediction.probability)
+        assert prediction.probability == max(p for _, p in prediction.top)
+    with torch.no_grad():
+        pixels = torch.stack([backbone.preprocess.test_view(perlclip.data.read_image(path)) for path in paths])
+        state = classifier.method.class_state([f"a photo of a {name}." for name in NAMES])
+        best = classifier.method.logits(pixels, state).argmax(-1).tolist()
+    assert [prediction.label for prediction in predictions] == [NAMES[i] for i in best]
+
+
+def test_one_image_of_any_kind_gives_one_prediction(folder, tree):
+    classifier = perlclip.Classifier.from_pretrained(folder)
+    path = tree / "red" / "0.png"
+    image = Image.open(path)
+    kinds = [classifier.predict(kind) for kind in (path, str(path), image, np.asarray(image))]
+    assert all(isinstance(prediction, perlclip.Prediction) for prediction in kinds)
+    assert len({(prediction.label, round(prediction.probability, 6)) for prediction in kinds}) == 1
+
+
+def test_the_vocabulary_is_open(folder, tree):
+    classifier = perlclip.Classifier.from_pretrained(folder, class_names=["sky", "lawn"], template="{} in a picture.")
+    assert classifier.predict(tree / "red" / "0.png", top_k=9).top[0][0] in ("sky", "lawn")
+    with pytest.raises(PerlclipError, match="top_k must be at least 1"):
+        classifier.predict(tree / "red" / "0.png", top_k=0)

@@ -1,0 +1,255 @@
+"""The command line as a user meets it: results, exit codes, one-sentence errors, nothing half-written."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import perlclip
+from perlclip.cli import main
+from tests.conftest import SIZES, build_clip, draw_tree
+from tests.test_data import BAD_IMAGES
+
+QUICK = ["--device", "cpu", "--epochs", "1", "--set", "steps=1", "--set", "depth=9"]
+
+
+def run(*args) -> "object":
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def fails(*args, code: int = 1) -> str:
+    """The one sentence that a failing command prints."""
+    result = run(*args)
+    assert result.exit_code == code, result.output
+    lines = result.stderr.strip().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1 and "Traceback" not in result.output
+    return errors[0]
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory, tree, clip_folder) -> Path:
+    out = tmp_path_factory.mktemp("out") / "adapter"
+    result = run("fit", tree, "--out", out, "--backbone", clip_folder, "--shots", 4, *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "validation accuracy on 12 images: zero-shot" in result.stdout and f"adapter in {out}" in result.stdout
+    return out
+
+
+def test_help_is_quick_because_nothing_heavy_is_imported():
+    code = "import sys; from perlclip.cli import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "numpy", "PIL", "rich", "matplotlib"} & set(modules)
+
+
+def test_fit_records_everything(adapter, tree):
+    info = json.loads(run("inspect", adapter, "--json").stdout)
+    training = info["training"]
+    assert info["class_names"] == ["blue", "green grass", "red"] and info["config"]["depth"] == 9
+    assert (training["shots"], training["seed"], training["images"]) == (4, 1, 12)
+    assert training["recipe"]["epochs"] == 1 and training["environment"]["perlclip"] == perlclip.__version__
+    assert info["metrics"]["validation"]["images"] == 12
+    assert str(tree.parent) not in json.dumps(info["training"]), "no machine paths in the record"
+    assert "green grass" in run("inspect", adapter).stdout
+
+
+def test_predict_text_json_and_csv_agree(adapter, tree):
+    images = [tree / "red" / "0.png", tree / "blue"]
+    text = run("predict", adapter, *images, "--device", "cpu").stdout.splitlines()
+    assert len(text) == 9
+    rows = [json.loads(line) for line in run("predict", adapter, *images, "--json", "--top-k", 2).stdout.splitlines()]
+    table = list(csv.DictReader(io.StringIO(run("predict", adapter, *images, "--csv").stdout)))
+    for line, row, record in zip(text, rows, table, strict=True):
+        path, label, probability = line.split("\t")
+        assert path == row["image"] == record["image"] and label == row["label"] == record["label"]
+        assert float(probability) == pytest.approx(row["probability"], abs=1e-4)
+        assert len(row["top"]) == 2 and row["top"][0]["probability"] >= row["top"][1]["probability"]
+
+
+def test_predict_takes_globs_and_other_classes(adapter, tree, tmp_path):
+    (tmp_path / "names.txt").write_text("sky\nlawn\n")
+    result = run("predict", adapter, f"{tree}/*/[01].png", "--class-names", tmp_path / "names.txt")
+    lines = result.stdout.splitlines()
+    assert len(lines) == 6 and {line.split("\t")[1] for line in lines} <= {"sky", "lawn"}
+
+
+def test_eval_matches_classes_by_name(adapter, tree, tmp_path):
+    whole = json.loads(run("eval", adapter, tree, "--json").stdout)
+    assert whole["images"] == 24 and len(whole["step_accuracy"]) == 2
+    shutil.copytree(tree / "red", tmp_path / "red")
+    part = json.loads(run("eval", adapter, tmp_path, "--json").stdout)
+    assert part["accuracy"] == pytest.approx(whole["class_accuracy"]["red"]), "labels are matched by name, not order"
+    table = run("eval", adapter, tree).stdout
+    assert f"accuracy {whole['accuracy']:.2f} % on 24 images" in table and "green grass" in table
+    (tmp_path / "red").rename(tmp_path / "redd")
+    assert "unknown class 'redd'; did you mean 'red'?" in fails("eval", adapter, tmp_path)
+
+
+def test_methods_lists_parameters(clip_folder):
+    listing = run("methods", "--backbone", clip_folder).stdout
+    assert "perl" in listing and "402" in listing and "zero-shot" in listing
+
+
+def test_a_split_tree_validates_on_its_own_val(tmp_path, clip_folder):
+    for split, images in (("train", 3), ("val", 2)):
+        draw_tree(tmp_path / "data" / split, images=images)
+    assert run("fit", tmp_path / "data", "--out", tmp_path / "a", "--backbone", clip_folder, *QUICK).exit_code == 0
+    info = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert info["training"]["images"] == 9 and info["metrics"]["validation"]["images"] == 6
+
+
+def test_the_same_command_gives_the_same_bytes(adapter, tree, clip_folder, tmp_path):
+    assert run("fit", tree, "--out", tmp_path, "--backbone", clip_folder, "--shots", 4, *QUICK).exit_code == 0
+    name = "adapter_model.safetensors"
+    assert (tmp_path / name).read_bytes() == (adapter / name).read_bytes()
+
+
+# ---- bad input: one clear sentence, non-zero exit, nothing half-written ----
+
+
+def fit_fails(data, out, clip_folder, *more) -> str:
+    sentence = fails("fit", data, "--out", out, "--backbone", clip_folder, *QUICK, *more)
+    assert not out.exists() or not any(out.iterdir())
+    return sentence
+
+
+@pytest.fixture
+def data(tree, tmp_path) -> Path:
+    return Path(shutil.copytree(tree, tmp_path / "data"))
+
+
+def test_missing_and_empty_folders(tmp_path, clip_folder, data):
+    (tmp_path / "empty").mkdir()
+    (data / "void").mkdir()
+    out = tmp_path / "out"
+    assert "no such file or folder" in fit_fails(tmp_path / "gone", out, clip_folder)
+    assert "no class folders in" in fit_fails(tmp_path / "empty", out, clip_folder)
+    assert "void holds no images" in fit_fails(data, out, clip_folder)
+
+
+def test_too_few_images_for_the_shots(data, tmp_path, clip_folder):
+    (data / "red" / "0.png").unlink()
+    sentence = fit_fails(data, tmp_path / "out", clip_folder, "--shots", 8)
+    assert "class 'red' has 7 images, fewer than the 8 shots asked for" in sentence
+
+
+@pytest.mark.parametrize("name", BAD_IMAGES)
+def test_a_bad_image_among_good_ones(data, tmp_path, clip_folder, name):
+    content, words = BAD_IMAGES[name]
+    (data / "red" / name).write_bytes(content)
+    sentence = fit_fails(data, tmp_path / "out", clip_folder)
+    assert name in sentence and any(part in sentence for part in words.split("|"))
+
+
+@pytest.mark.parametrize("name", BAD_IMAGES)
+def test_a_bad_image_at_prediction(adapter, tmp_path, name):
+    (tmp_path / name).write_bytes(BAD_IMAGES[name][0])
+    assert name in fails("predict", adapter, tmp_path / name)
+
+
+def test_duplicate_class_names(data, tmp_path, clip_folder):
+    shutil.copytree(data / "green_grass", data / "green grass")
+    assert "duplicate class name 'green grass'" in fit_fails(data, tmp_path / "out", clip_folder)
+
+
+def test_a_prompt_longer_than_the_context(data, tmp_path, clip_folder):
+    (data / "red").rename(data / ("very " * 20))
+    assert "longer than the context of 77" in fit_fails(data, tmp_path / "out", clip_folder)
+
+
+def test_bad_options(data, tmp_path, clip_folder):
+    out = tmp_path / "out"
+    for more, words in (
+        (["--template", "a photo"], "must contain one {}"),
+        (["--method", "perll"], "did you mean 'perl'"),
+        (["--recipe", "fats"], "did you mean 'fast'"),
+        (["--set", "stps=2"], "did you mean 'steps'"),
+        (["--set", "steps=two"], "--set steps takes a int"),
+        (["--class-names", tmp_path / "gone.txt"], "cannot read class names"),
+        (["--resume"], "nothing to resume"),
+    ):
+        assert words in fit_fails(data, out, clip_folder, *more)
+    zero_shot = ("fit", data, "--out", out, "--backbone", clip_folder, "--method", "zero-shot")
+    assert "has nothing to train" in fails(*zero_shot)
+    assert run("fit", data).exit_code == 2, "wrong usage"
+
+
+def test_adapters_that_cannot_be_used(adapter, tree, tmp_path):
+    image = tree / "red" / "0.png"
+    assert "no adapter folder" in fails("predict", tmp_path / "gone", image)
+    assert "is not an adapter" in fails("predict", tmp_path, image)
+    cut = Path(shutil.copytree(adapter, tmp_path / "cut"))
+    weights = (cut / "adapter_model.safetensors").read_bytes()
+    (cut / "adapter_model.safetensors").write_bytes(weights[:-5])
+    assert "is damaged" in fails("predict", cut, image)
+    other = build_clip(tmp_path / "other", **SIZES["small"], seed=9)
+    assert "it does not fit" in fails("predict", adapter, image, "--backbone", other)
+    assert "no file matches" in fails("predict", adapter, f"{tmp_path}/*.png")
+    assert "no such image" in fails("predict", adapter, tmp_path / "x.png")
+
+
+def test_output_that_cannot_be_written(data, tmp_path, clip_folder):
+    (tmp_path / "file").write_text("")
+    assert "cannot write to" in fails("fit", data, "--out", tmp_path / "file" / "a", "--backbone", clip_folder, *QUICK)
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            code = "from perlclip.cli import main; main()"
+            command = [sys.executable, "-c", code, "methods", "--backbone", str(clip_folder)]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode != 0 and "Traceback" not in done.stderr
+
+
+def test_a_disk_that_fills_up_while_saving(data, tmp_path, clip_folder, monkeypatch):
+    import errno
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    assert "No space left on device" in fit_fails(data, tmp_path / "out", clip_folder)
+
+
+def test_an_adapter_is_not_overwritten_by_accident(adapter, data, clip_folder, tmp_path):
+    mine = Path(shutil.copytree(adapter, tmp_path / "mine"))
+    before = (mine / "adapter_model.safetensors").read_bytes()
+    command = ("fit", data, "--out", mine, "--backbone", clip_folder, *QUICK, "--seed", 5)
+    assert "already holds an adapter" in fails(*command)
+    assert (mine / "adapter_model.safetensors").read_bytes() == before
+    assert run(*command, "--overwrite").exit_code == 0
+    assert (mine / "adapter_model.safetensors").read_bytes() != before
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    result = run("--debug", "inspect", tmp_path)
+    assert isinstance(result.exception, perlclip.PerlclipError)
+
+
+def test_ctrl_c_keeps_a_checkpoint_and_resume_finishes(tree, clip_folder, tmp_path):
+    """A real process, a real signal; the resumed adapter has the bytes of an undisturbed one."""
+    out, code = tmp_path / "out", "from perlclip.cli import main; main()"
+    options = ["--backbone", str(clip_folder), "--device", "cpu", "--epochs", "30", "--seed", "2"]
+    command = [sys.executable, "-c", code, "fit", str(tree), "--out", str(out), *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "parameters" in process.stderr.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "go on with --resume" in errors and "Traceback" not in errors
+    assert [path.name for path in out.iterdir()] == ["checkpoint.safetensors"]
+    assert "holds an interrupted training" in fails("fit", tree, "--out", out, *options)
+    assert run("fit", tree, "--out", out, *options, "--resume").exit_code == 0
+    assert run("fit", tree, "--out", tmp_path / "whole", *options).exit_code == 0
+    name = "adapter_model.safetensors"
+    assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not (out / "checkpoint.safetensors").exists()
