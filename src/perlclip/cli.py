@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FOLDER = click.Path(path_type=Path)
 CHECKPOINT = "checkpoint.safetensors"
+BACKBONE = "openai/clip-vit-base-patch16"
 
 
 class _Commands(click.Group):
@@ -34,6 +35,8 @@ class _Commands(click.Group):
         debug = ctx.params.get("debug", False)
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:  # `| head` has seen enough; click ends quietly
+            raise
         except (PerlclipError, OSError, KeyboardInterrupt) as error:
             if debug:
                 raise
@@ -70,7 +73,7 @@ def _backbone_options(command: Any) -> Any:
 @main.command()
 @click.argument("data", type=FOLDER)
 @click.option("--out", type=FOLDER, required=True, help="Folder for the adapter.")
-@click.option("--backbone", default="tiny", show_default=True, help="Hub name, Hugging Face folder, or 'tiny'.")
+@click.option("--backbone", default=BACKBONE, show_default=True, help="Hub name, Hugging Face folder, or 'tiny'.")
 @click.option("--method", default="perl", show_default=True, help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
 @click.option("--recipe", "recipe_name", default="extended", show_default=True, help="fast (the paper's) or extended.")
@@ -113,7 +116,10 @@ def fit(
     metrics: dict[str, Any] = {"final_loss": sum(result.losses[-10:]) / len(result.losses[-10:])}
     if len(held_out):
         metrics["validation"] = perlclip.evaluate(adapted, held_out, workers=workers).metrics()
-    training = {"source": data.name, "shots": shots, "recipe_name": recipe_name, **result.settings}
+    settings_used = {
+        key: value for key, value in result.settings.items() if key not in ("method", "config", "backbone")
+    }
+    training = {"source": data.name, "shots": shots, "recipe_name": recipe_name, **settings_used}
     training |= {"seconds": round(result.seconds, 2), "environment": _environment(loaded.device)}
     perlclip.save_adapter(
         adapted, out, class_names=train.class_names, templates=template, training=training, metrics=metrics
@@ -371,7 +377,7 @@ def demo(
 
 @main.command()
 @click.argument("pattern", default="*")
-@click.option("--backbone", default="tiny", show_default=True, help="The parameter counts are for this backbone.")
+@click.option("--backbone", default=BACKBONE, show_default=True, help="The parameter counts are for this backbone.")
 def methods(pattern: str, backbone: str) -> None:
     """The methods there are, with their trained parameters."""
     loaded = perlclip.load_backbone(backbone)

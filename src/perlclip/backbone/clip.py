@@ -74,9 +74,7 @@ class Backbone:
         return Tokens(torch.tensor(ids, device=self.device), torch.tensor(eos, device=self.device))
 
 
-def load_backbone(
-    name: str = "tiny", device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32"
-) -> Backbone:
+def load_backbone(name: str, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32") -> Backbone:
     """A frozen CLIP by hub name, from a Hugging Face folder, or the embedded `"tiny"`.
 
     `device` is anything torch knows, or "auto": CUDA, else Apple's MPS, else the CPU.
