@@ -1,6 +1,6 @@
 """A contact sheet of the toybox suite: the first test images of each of the fifteen sets, a row each.
 
-    python scripts/draw_suite.py docs/results/toybox/suite.png
+python scripts/draw_suite.py docs/results/toybox/suite.png
 """
 
 import sys

@@ -1,6 +1,7 @@
 """A training in progress as one safetensors file: parameters, optimiser state, losses, position."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +32,40 @@ def save_checkpoint(
     write_files({path: save(plain, metadata)})
 
 
-def load_checkpoint(path: Path, method: Method, optimizer: Optimizer) -> tuple[dict[str, Any], list[float]]:
-    """Put a checkpoint's state into a method and its optimiser; returns position and losses."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds."""
+
+    path: Path
+    position: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss of each step so far."""
+        losses: list[float] = self.tensors["losses"].tolist()
+        return losses
+
+    def restore(self, method: Method, optimizer: Optimizer) -> None:
+        """Put parameters and optimiser state where they were."""
+        for name, p in method.named_parameters():
+            with torch.no_grad():
+                p.copy_(self.tensors[f"method.{name}"])
+            prefix = f"optimizer.{name}."
+            for key in [key for key in self.tensors if key.startswith(prefix)]:
+                short = key.removeprefix(prefix)
+                # Optimisers keep their step counter on the CPU.
+                optimizer.state[p][short] = self.tensors[key] if short == "step" else self.tensors[key].to(p.device)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint file, checked to be whole and of this version."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if metadata.get("perlclip_checkpoint") != VERSION:
-            raise PerlclipError(f"{path} is not a checkpoint of this version of perlclip")
-        _restore(tensors, method, optimizer)
-        return json.loads(metadata["position"]), tensors["losses"].tolist()
-    except (SafetensorError, OSError, KeyError, RuntimeError, ValueError) as error:
+            raise PerlclipError(f"cannot resume from {path}: it is not a checkpoint of this version of perlclip")
+        return Checkpoint(path, json.loads(metadata["position"]), tensors)
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise PerlclipError(f"cannot resume from {path}: {error}") from error
-
-
-def _restore(tensors: dict[str, Tensor], method: Method, optimizer: Optimizer) -> None:
-    for name, p in method.named_parameters():
-        with torch.no_grad():
-            p.copy_(tensors[f"method.{name}"])
-        prefix = f"optimizer.{name}."
-        for key in [key for key in tensors if key.startswith(prefix)]:
-            short = key.removeprefix(prefix)
-            # Optimisers keep their step counter on the CPU.
-            optimizer.state[p][short] = tensors[key] if short == "step" else tensors[key].to(p.device)

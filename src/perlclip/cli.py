@@ -173,10 +173,11 @@ def _settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
             raise PerlclipError(f"--set takes NAME=VALUE, got {pair!r}")
         if name not in defaults:
             raise unknown_name(f"setting of method {method!r}:", name, defaults)
+        kind = type(defaults[name])
         try:
-            settings[name] = type(defaults[name])(text)
+            settings[name] = kind(text)
         except ValueError as error:
-            raise PerlclipError(f"--set {name} takes a {type(defaults[name]).__name__}, got {text!r}") from error
+            raise PerlclipError(f"--set {name} takes a value of type {kind.__name__}, got {text!r}") from error
     return settings
 
 

@@ -13,5 +13,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> PerlclipError:
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
-    shown = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
+    shown = (", ".join(names[:20]) or "none") + (f", … ({len(names)} in all)" if len(names) > 20 else "")
     return PerlclipError(f"unknown {kind} {name!r}{hint} known: {shown}")

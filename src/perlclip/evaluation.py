@@ -44,14 +44,16 @@ def evaluate(
         raise PerlclipError("the test set has no images")
     backbone = method.backbone
     state = method.class_state(test_set.prompts)
-    logits: list[Tensor] = []
+    predictions: list[Tensor] = []
+    probabilities: list[Tensor] = []
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
         for pixels, labels in eval_batches(test_set, backbone.preprocess, batch_size, workers):
-            logits.append(method.trajectory(pixels.to(backbone.device, non_blocking=True), state).cpu())
+            logits_KBC = method.trajectory(pixels.to(backbone.device, non_blocking=True), state)
+            predictions.append(logits_KBC.argmax(-1).cpu())
+            probabilities.append(logits_KBC[-1].softmax(-1).cpu())
             bar(len(labels))
-    logits_KBC = torch.cat(logits, 1)
     labels_B = torch.as_tensor([int(label) for label in test_set.labels])
-    predictions_KB = logits_KBC.argmax(-1)
+    predictions_KB = torch.cat(predictions, 1)
     correct_KB = predictions_KB == labels_B
     return Evaluation(
         accuracy=_percent(correct_KB[-1]),
@@ -63,7 +65,7 @@ def evaluate(
         step_accuracy=[_percent(correct_B) for correct_B in correct_KB],
         total=len(labels_B),
         predictions_KB=predictions_KB,
-        probabilities_BC=logits_KBC[-1].softmax(-1),
+        probabilities_BC=torch.cat(probabilities),
         labels_B=labels_B,
     )
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from perlclip.checkpoint import load_checkpoint, save_checkpoint
+from perlclip.checkpoint import read_checkpoint, save_checkpoint
 from perlclip.data.sets import ImageSet
 from perlclip.data.views import epoch_order, train_batches
 from perlclip.errors import PerlclipError, unknown_name
@@ -85,8 +86,8 @@ def fit(
     if path:
         path.unlink(missing_ok=True)
     seconds = time.perf_counter() - started
-    images = (len(run.losses) - first) * run.recipe.batch_size
-    return FitResult(losses=run.losses, seconds=seconds, images_per_second=images / seconds, settings=run.settings())
+    speed = run.images / seconds
+    return FitResult(losses=run.losses, seconds=seconds, images_per_second=speed, settings=run.settings)
 
 
 class _Run:
@@ -105,6 +106,7 @@ class _Run:
         self.class_state = method.class_state(train_set.prompts)
         self.epoch = 0
         self.step = 0
+        self.images = 0
         self.losses: list[float] = []
         self.saved = time.monotonic()
 
@@ -150,9 +152,11 @@ class _Run:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.losses.append(value)
+        self.images += len(labels)
         self.step += 1
         return value
 
+    @cached_property
     def settings(self) -> dict[str, Any]:
         """Everything the result depends on, as plain data."""
         backbone = self.method.backbone
@@ -170,21 +174,22 @@ class _Run:
 
     def save(self, path: Path) -> None:
         """Write the state after the last complete step."""
-        position = {"epoch": self.epoch, "step": self.step, "settings": self.settings()}
+        position = {"epoch": self.epoch, "step": self.step, "settings": self.settings}
         save_checkpoint(path, self.method, self.optimizer, self.losses, position)
         self.saved = time.monotonic()
 
     def load(self, path: Path) -> None:
         """Take up the state of a checkpoint made with the same settings."""
-        position, self.losses = load_checkpoint(path, self.method, self.optimizer)
-        mine = json.loads(json.dumps(self.settings()))
-        for key, value in mine.items():
-            if position["settings"].get(key) != value:
+        checkpoint = read_checkpoint(path)
+        theirs = checkpoint.position["settings"]
+        for key, value in json.loads(json.dumps(self.settings)).items():
+            if theirs.get(key) != value:
                 raise PerlclipError(
-                    f"cannot resume from {path}: it was made with another {key} "
-                    f"({position['settings'].get(key)!r}, now {value!r})"
+                    f"cannot resume from {path}: it was made with another {key} ({theirs.get(key)!r}, now {value!r})"
                 )
-        self.epoch, self.step = position["epoch"], position["step"]
+        checkpoint.restore(self.method, self.optimizer)
+        self.losses = checkpoint.losses
+        self.epoch, self.step = checkpoint.position["epoch"], checkpoint.position["step"]
 
     def _order(self, epoch: int) -> list[list[int]]:
         return epoch_order(

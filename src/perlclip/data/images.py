@@ -32,6 +32,10 @@ def check_image(path: str | Path) -> None:
 def read_image(source: ImageSource) -> Image.Image:
     """An upright RGB image from a file, a PIL image or a uint8 array."""
     if isinstance(source, np.ndarray):
+        if source.dtype != np.uint8 or source.ndim not in (2, 3):
+            raise PerlclipError(
+                f"an image array must be uint8, H×W or H×W×3, got {source.dtype} of shape {source.shape}"
+            )
         return Image.fromarray(source).convert("RGB")
     if isinstance(source, Image.Image):
         return _upright_rgb(source)
@@ -50,27 +54,21 @@ def _open(path: Path) -> Image.Image:
             raise PerlclipError(f"image {path} is empty (0 bytes)")
         if size > MAX_BYTES:
             raise PerlclipError(f"image {path} has {size / 2**20:.0f} MiB; at most {MAX_BYTES // 2**20} are read")
-        image = _open_any_size(path)
+        image = Image.open(path, formats=FORMATS)  # reads the header only
     except UnidentifiedImageError as error:
         raise PerlclipError(f"{path} is not an image in one of the formats {', '.join(FORMATS)}") from error
+    except Image.DecompressionBombError as error:  # Pillow's own limit is a little above ours
+        raise _too_large(path) from error
     except OSError as error:
         raise PerlclipError(f"cannot read image {path}: {error.strerror or error}") from error
-    width, height = image.size
-    if width * height > MAX_PIXELS:
+    if image.width * image.height > MAX_PIXELS:
         image.close()
-        raise PerlclipError(
-            f"image {path} is {width}x{height}; at most {MAX_PIXELS / 1e6:.0f} million pixels are decoded"
-        )
+        raise _too_large(path)
     return image
 
 
-def _open_any_size(path: Path) -> Image.Image:
-    """`Image.open` reads only the header; Pillow's own bomb check is replaced by ours, whose message names the file."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        return Image.open(path, formats=FORMATS)
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
+def _too_large(path: Path) -> PerlclipError:
+    return PerlclipError(f"image {path} has more than the {MAX_PIXELS / 1e6:.0f} million pixels that are decoded")
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:

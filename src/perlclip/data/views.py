@@ -1,6 +1,7 @@
 """Batches of pixels, the same for a seed whatever the number of worker processes."""
 
 import random
+import signal
 from collections.abc import Iterator
 
 import torch
@@ -67,12 +68,18 @@ def epoch_order(size: int, batch_size: int, drop_last: bool, *, seed: int, epoch
     return batches
 
 
+def _ignore_interrupts(_: int) -> None:
+    """Ctrl-C reaches all processes of a terminal; it is the main one that decides when to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _load(views: _Views, order: list[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
     loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
         views,  # type: ignore[arg-type]
         batch_sampler=order,
         num_workers=min(workers, len(order)),
         pin_memory=torch.cuda.is_available(),
+        worker_init_fn=_ignore_interrupts,
     )
     try:
         yield from loader

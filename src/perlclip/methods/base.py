@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone import Backbone
-from perlclip.errors import PerlclipError, unknown_name
+from perlclip.errors import unknown_name
 
 # Which values the parameters have: their storage and in-place version counters.
 Stamp = tuple[tuple[int, int], ...]
@@ -129,11 +129,7 @@ def create_method(name: str, backbone: Backbone, *, seed: int = 1, **config: Any
     known = {f.name for f in fields(cls.config_class)}
     for key in config:
         if key not in known:
-            raise (
-                unknown_name(f"setting of method {name!r}:", key, known)
-                if known
-                else PerlclipError(f"method {name!r} has no settings, got {key!r}")
-            )
+            raise unknown_name(f"setting of method {name!r}:", key, known)
     settings = cls.config_class(**config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
