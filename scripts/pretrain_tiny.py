@@ -1,6 +1,7 @@
 """Pre-train the embedded tiny CLIP on the drawn world and write it as a Hugging Face CLIP folder.
 
-    PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --steps 6000 --batch 1024 --seed 0
+    PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --steps 4000 --batch 1024 --seed 0 --compile
+    PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --measure FOLDER      # only the zero-shot table
 
 Scenes are drawn, described and tokenised on the training device, batch by batch; no picture is seen twice. Beside the
 model (float16, under 8 MB) it leaves log.csv, zeroshot.csv (the fifteen toybox sets) and settings.json.
@@ -293,7 +294,7 @@ def train(model: CLIPModel, lexicon: Lexicon, settings: Settings, log: Path) -> 
     """Train in place, writing a line of `log` every few steps; returns the number of steps."""
     done, marked = 0, time.monotonic()
     with log.open("w", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["step", "loss", "lr", "images_per_s"])
         for step, lr, loss in optimise(model, lexicon, settings):
             done = step + 1
@@ -344,7 +345,7 @@ def zero_shot(folder: Path, device: str) -> list[dict[str, Any]]:
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write dictionaries of equal keys as CSV."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
@@ -363,7 +364,8 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--measure", type=Path, help="measure the CLIP in this folder instead of training one")
+    parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -380,8 +382,12 @@ def main() -> None:
     """Train, write the folder, measure it."""
     arguments = vars(parse_arguments())
     out: Path = arguments.pop("out")
+    measured: Path | None = arguments.pop("measure")
     settings = Settings(**arguments)
     out.mkdir(parents=True, exist_ok=True)
+    if measured:
+        write_table(out / "zeroshot.csv", zero_shot(measured, settings.device))
+        return
     torch.manual_seed(settings.seed)
     torch.set_float32_matmul_precision("high")
 
