@@ -175,8 +175,9 @@ def _draw_steps(axes: Any, records: Sequence[dict[str, Any]]) -> None:
     tasks = list(dict.fromkeys(record["task"] for record in records))
     for axis, half, colour in zip(axes, ("base", "novel"), ("#0072b2", "#d55e00"), strict=True):
         curves = [_seed_means(records, task, half) for task in tasks]
-        for curve in curves:
+        for task, curve in zip(tasks, curves, strict=True):
             axis.plot(curve, color=colour, alpha=0.3, linewidth=1)
+            axis.annotate(task, (len(curve) - 1, curve[-1]), (4, -2), textcoords="offset points", fontsize=6, alpha=0.7)
         average = [mean(step) for step in zip(*curves, strict=True)]
         axis.plot(average, color=colour, marker="o", linewidth=2.5, label=f"mean of {len(tasks)} sets")
         axis.set(title=f"{half} classes", xlabel="refinement step k (0 = zero-shot CLIP)", xticks=range(len(average)))
