@@ -13,11 +13,13 @@ from safetensors.torch import load_file, save
 import perlclip
 from perlclip import PerlclipError
 from perlclip.adapter import CARD, CONFIG, WEIGHTS
+from perlclip.backbone.clip import vit_b16_shape
 from perlclip.files import write_files
+from perlclip.methods.perl import Perl
 from tests.conftest import SIZES, build_clip
-from tests.test_perl import vit_b16
 
 NAMES = ["red", "green grass", "blue"]
+TEMPLATE = "a photo of a {}."
 
 
 @pytest.fixture
@@ -25,7 +27,12 @@ def folder(backbone, tmp_path):
     method = perlclip.create_method("perl", backbone, seed=3, steps=2)
     training = {"seed": 3, "recipe": {"lr": 1e-3}}
     return perlclip.save_adapter(
-        method, tmp_path / "adapter", class_names=NAMES, training=training, metrics={"accuracy": 81.25}
+        method,
+        tmp_path / "adapter",
+        class_names=NAMES,
+        templates=TEMPLATE,
+        training=training,
+        metrics={"accuracy": 81.25},
     )
 
 
@@ -36,11 +43,8 @@ def test_the_folder_has_three_ordinary_files_and_no_litter(folder, tmp_path):
 
 
 def test_the_adapter_of_vit_b16_has_26_kb(tmp_path):
-    from perlclip.methods.perl import Perl
-
-    backbone = vit_b16()
-    method = Perl(backbone, Perl.config_class())
-    perlclip.save_adapter(method, tmp_path, class_names=["a"])
+    method = Perl(vit_b16_shape(), Perl.config_class())
+    perlclip.save_adapter(method, tmp_path, class_names=["a"], templates=TEMPLATE)
     assert 25_608 < (tmp_path / WEIGHTS).stat().st_size < 27_000
 
 
@@ -117,6 +121,9 @@ def test_wrong_tensors_are_refused(folder, backbone, edit, words):
         ({"method": "perll"}, "did you mean 'perl'"),
         ({"config": {"stepz": 1}}, "did you mean 'steps'"),
         ({"class_names": ["a", "a"]}, "duplicate class name"),
+        ({"class_names": ["a", 5]}, "is not a printable text"),
+        ({"templates": [5]}, "must contain one"),
+        ({"config": {"steps": "four"}}, "must be of type int"),
         ({"templates": ["no hole"]}, "must contain one"),
         ({"backbone_fingerprint": 7}, "'backbone_fingerprint' is missing or not a str"),
     ],
@@ -146,11 +153,11 @@ def test_a_full_disk_leaves_the_old_adapter(folder, backbone, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(PerlclipError, match=r"cannot write .*No space left on device"):
-        perlclip.save_adapter(method, folder, class_names=NAMES)
+        perlclip.save_adapter(method, folder, class_names=NAMES, templates=TEMPLATE)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_files_come_whole_and_in_order(tmp_path):
+def test_files_are_made_with_their_folder_and_replaced(tmp_path):
     write_files({tmp_path / "new" / "a": b"1", tmp_path / "new" / "b": b"2"})
     write_files({tmp_path / "new" / "a": b"3"})
     assert {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()} == {"a": b"3", "b": b"2"}
@@ -185,8 +192,20 @@ def test_one_image_of_any_kind_gives_one_prediction(folder, tree):
     assert len({(prediction.label, round(prediction.probability, 6)) for prediction in kinds}) == 1
 
 
+def test_inference_mode_works(folder, tree):
+    with torch.inference_mode():
+        inside = perlclip.Classifier.from_pretrained(folder).predict(tree / "red" / "0.png")
+    assert inside.label == perlclip.Classifier.from_pretrained(folder).predict(tree / "red" / "0.png").label
+
+
+def test_class_names_must_be_a_list_with_something_in_it(folder):
+    for names, words in (([], "no class names"), ("red", "got the one string 'red'")):
+        with pytest.raises(PerlclipError, match=words):
+            perlclip.Classifier.from_pretrained(folder, class_names=names)
+
+
 def test_the_vocabulary_is_open(folder, tree):
     classifier = perlclip.Classifier.from_pretrained(folder, class_names=["sky", "lawn"], template="{} in a picture.")
     assert classifier.predict(tree / "red" / "0.png", top_k=9).top[0][0] in ("sky", "lawn")
-    with pytest.raises(PerlclipError, match="top_k must be at least 1"):
+    with pytest.raises(PerlclipError, match="top_k and batch size must be at least 1"):
         classifier.predict(tree / "red" / "0.png", top_k=0)

@@ -62,7 +62,7 @@ def test_splits_made_beforehand(tree, tmp_path):
 
 def test_class_names_rename(tree, tmp_path, write_json):
     names = tmp_path / "names.txt"
-    names.write_text("navy blue\n\nlawn\ncrimson\n")
+    names.write_text("\ufeffnavy blue\n\nlawn\ncrimson\n")  # some editors begin a file with a byte-order mark
     assert load_images(tree, class_names=read_class_names(names)).class_names == ("navy blue", "lawn", "crimson")
     mapping = read_class_names(write_json(tmp_path / "names.json", {"green_grass": "lawn"}))
     assert load_images(tree, class_names=mapping).class_names == ("blue", "lawn", "red")
@@ -114,7 +114,12 @@ def test_labels_follow_the_adapters_order():
 
 @pytest.mark.parametrize(
     ("names", "words"),
-    [((), "no class names"), (("red fox", "red_fox"), "duplicate class name 'red fox'"), (("a", " "), "is empty")],
+    [
+        ((), "no class names"),
+        (("red fox", "red_fox"), "duplicate class name 'red fox'"),
+        (("a", " "), "is empty"),
+        (("caf\udce9",), "is not a printable text"),
+    ],
 )
 def test_bad_class_names(names, words):
     with pytest.raises(PerlclipError, match=words):
@@ -189,6 +194,7 @@ BAD_IMAGES = {
     "postscript.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "is not an image in one of the formats"),
     "text.png": (b"hello", "is not an image"),
     "cut.jpg": (jpeg()[:900], "is damaged"),
+    "thin.png": (png_header(30000, 1), "is 30000x1, longer than 100 times its other side"),
     "header.jpg": (jpeg()[:30], "is not an image|is damaged|cannot read"),
 }
 

@@ -86,7 +86,7 @@ def test_a_class_does_not_depend_on_its_neighbours(method):
 @pytest.mark.parametrize("name", METHODS)
 def test_save_and_load_give_the_same_answers(name, any_backbone, pixels, tmp_path):
     method = shaken(perlclip.create_method(name, any_backbone))
-    perlclip.save_adapter(method, tmp_path / "a", class_names=["cat", "horse"])
+    perlclip.save_adapter(method, tmp_path / "a", class_names=["cat", "horse"], templates="a {}.")
     loaded = perlclip.load_adapter(tmp_path / "a").method
     with torch.no_grad():
         want = method.logits(pixels, method.class_state(PROMPTS))

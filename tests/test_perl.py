@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import CLIPConfig, CLIPModel
+from transformers import CLIPModel
 
 import perlclip
 from perlclip.backbone import Backbone
-from perlclip.backbone.tower import build_towers
+from perlclip.backbone.clip import vit_b16_shape
 from perlclip.methods.perl import Perl
 from tests.plain import PlainPerl, padded
 
@@ -143,21 +143,9 @@ def test_pixels_can_ask_for_gradients(backbone):
     assert pixels.grad is not None and pixels.grad.abs().max() > 0
 
 
-def vit_b16() -> Backbone:
-    """A backbone of ViT-B/16's size, weights never filled."""
-    config = CLIPConfig(vision_config=dict(patch_size=16), text_config=dict())
-    with torch.device("meta"):
-        clip = CLIPModel(config)
-        towers = build_towers(clip.state_dict(), config, lambda act: torch.nn.functional.gelu)
-    return Backbone(
-        name="b16", vision=towers["vision"], text=towers["text"], logit_scale=100.0, tokenizer=None, context_length=77,
-        preprocess=None, fingerprint="",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(("modalities", "count"), [("both", 6402), ("vision", 3841), ("text", 2561)])
 def test_parameter_count_on_vit_b16(modalities, count):
-    backbone = vit_b16()
+    backbone = vit_b16_shape()
     assert (backbone.vision.width, backbone.text.width) == (768, 512)
     assert Perl(backbone, Perl.config_class(modalities=modalities)).num_trainable == count
 
@@ -182,6 +170,9 @@ def test_projector_is_equation_one(backbone):
         (dict(modalities="txt"), "did you mean 'text'"),
         (dict(anchor=float("nan")), "anchor must be at least 0.0"),
         (dict(ranks=2), "did you mean 'rank'"),
+        (dict(steps="four"), "'steps' must be of type int, got 'four'"),
+        (dict(depth=None), "'depth' must be of type int"),
+        (dict(anchor=float("inf")), "and finite"),
     ],
 )
 def test_bad_settings_are_named(backbone, settings, words):

@@ -62,7 +62,7 @@ def test_one_seed_one_file(backbone, train_set, tmp_path):
     for run in ("a", "b"):
         method = perlclip.create_method("perl", backbone, seed=5)
         perlclip.fit(method, train_set, recipe=QUICK, seed=5)
-        folder = perlclip.save_adapter(method, tmp_path / run, class_names=train_set.class_names)
+        folder = perlclip.save_adapter(method, tmp_path / run, class_names=train_set.class_names, templates="a {}.")
         files.append((folder / "adapter_model.safetensors").read_bytes())
     assert files[0] == files[1]
 
@@ -116,7 +116,10 @@ def test_interrupt_and_resume_reach_the_same_result(backbone, train_set, tmp_pat
     result = perlclip.fit(fresh, train_set, recipe=chosen, checkpoint=path, resume=True)
     assert same(weights(fresh), whole)
     assert result.steps == 6
-    assert not path.exists(), "a finished training leaves no checkpoint"
+
+    again = perlclip.create_method("perl", backbone, seed=98, steps=2)
+    assert perlclip.fit(again, train_set, recipe=chosen, checkpoint=path, resume=True).steps == 6
+    assert same(weights(again), whole), "resuming a finished training is the finished training"
 
 
 def test_a_second_interrupt_stops_at_once(backbone, train_set, monkeypatch):
@@ -138,7 +141,7 @@ def test_checkpoints_are_written_while_training(backbone, train_set, tmp_path, m
     loss, seen = method.loss, []
     monkeypatch.setattr(method, "loss", lambda *inputs: (seen.append(path.exists()), loss(*inputs))[1])
     perlclip.fit(method, train_set, recipe=QUICK, checkpoint=path)
-    assert seen == [False] + [True] * 5 and not path.exists()
+    assert seen == [False] + [True] * 5
 
 
 def interrupted_run(backbone, train_set, path: Path, monkeypatch) -> None:
@@ -177,6 +180,21 @@ def test_a_loss_that_is_not_a_number_stops_before_the_step(backbone, train_set, 
     with pytest.raises(PerlclipError, match="the loss became nan at step 1; lower the learning rate"):
         perlclip.fit(method, train_set, recipe=QUICK)
     assert same(before, weights(method))
+
+
+def test_weights_that_are_not_numbers_after_the_last_step(backbone, train_set, monkeypatch):
+    method = perlclip.create_method("perl", backbone)
+    step = torch.optim.AdamW.step
+
+    def burst(self, *args):
+        step(self, *args)
+        next(method.parameters()).data.fill_(math.inf)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", burst)
+    with pytest.raises(PerlclipError, match="no longer finite"):
+        perlclip.fit(method, train_set, recipe=Recipe(batch_size=64))
+    with pytest.raises(PerlclipError, match="not finite numbers"):
+        perlclip.evaluate(method, train_set)
 
 
 def test_bfloat16_autocast_keeps_the_projector_in_float32(backbone, train_set):
@@ -225,6 +243,8 @@ def test_nothing_to_train_and_unknown_names(backbone, train_set):
         (lambda: Recipe(optimizer="adm"), "did you mean 'adam"),
         (lambda: Recipe(epochs=0), "at least 1"),
         (lambda: Recipe(lr=-1.0), "must be positive"),
+        (lambda: Recipe(lr=math.nan), "must be positive"),
+        (lambda: perlclip.fit(perl, train_set, resume=True), "resume needs the checkpoint"),
         (lambda: perlclip.create_method("perll", backbone), "did you mean 'perl'"),
     ):
         with pytest.raises(PerlclipError, match=words):

@@ -20,7 +20,7 @@ from torch import Tensor
 import perlclip
 from perlclip.backbone import Backbone, load_backbone
 from perlclip.card import model_card
-from perlclip.data.sets import DEFAULT_TEMPLATE, check_class_names, check_template
+from perlclip.data.sets import check_class_names, check_template
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
 from perlclip.methods.base import Method, config_dict, create_method
@@ -44,11 +44,15 @@ def save_adapter(
     folder: str | Path,
     *,
     class_names: Sequence[str],
-    templates: str | Sequence[str] = DEFAULT_TEMPLATE,
+    templates: str | Sequence[str],
     training: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write an adapter folder. An older adapter there is replaced only once the new one is wholly on disk."""
+    """Write an adapter folder; `templates` is the prompt that the method was trained with.
+
+    An older adapter there is replaced only once the new files are wholly on disk. A kill in the moment between their
+    renames leaves a folder that is refused, never one that answers wrongly.
+    """
     folder = Path(folder)
     template = _single_template(templates)
     check_class_names(class_names)
@@ -74,7 +78,7 @@ def save_adapter(
     write_files(
         {
             folder / WEIGHTS: weights,
-            folder / CARD: model_card(info, folder.name).encode(),
+            folder / CARD: model_card(info, folder.resolve().name).encode(),
             folder / CONFIG: (json.dumps(info, indent=2, ensure_ascii=False) + "\n").encode(),
         }
     )
@@ -115,7 +119,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
         info = json.loads(path.read_bytes())
     except OSError as error:
         raise PerlclipError(f"{folder} is not an adapter: cannot read {CONFIG}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
     if not isinstance(info, dict) or "format_version" not in info:
         raise PerlclipError(f"{path} is not a perlclip adapter (no format_version)")

@@ -51,7 +51,8 @@ class Classifier:
     ) -> "Classifier":
         """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open."""
         adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype)
-        return cls(adapter.method, class_names or adapter.class_names, template or adapter.template)
+        names = adapter.class_names if class_names is None else class_names
+        return cls(adapter.method, names, adapter.template if template is None else template)
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a str is one image, not many
@@ -73,8 +74,8 @@ class Classifier:
         self, images: Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32
     ) -> Iterator[Prediction]:
         """The same, one after the other, holding one batch in memory."""
-        if top_k < 1:
-            raise PerlclipError(f"top_k must be at least 1, got {top_k}")
+        if top_k < 1 or batch_size < 1:
+            raise PerlclipError(f"top_k and batch size must be at least 1, got {top_k} and {batch_size}")
         remaining = iter(images)
         while batch := list(islice(remaining, batch_size)):
             yield from self._predict_batch(batch, min(top_k, len(self.class_names)))

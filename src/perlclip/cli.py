@@ -37,14 +37,21 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError:  # `| head` has seen enough; click ends quietly
             raise
-        except (PerlclipError, OSError, KeyboardInterrupt) as error:
-            if debug:
+        except (PerlclipError, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as error:
+            if debug or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
                 raise
             click.echo(f"error: {_sentence(error)}", err=True)
             ctx.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
+def _out_of_memory(error: RuntimeError) -> bool:
+    """torch has no class of its own for this on the CPU."""
+    return "memory" in str(error)
+
+
 def _sentence(error: BaseException) -> str:
+    if isinstance(error, MemoryError | RuntimeError):
+        return f"out of memory: {str(error).splitlines()[0] if str(error) else 'no more to be had'}"
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     return str(error) or "interrupted"
@@ -57,9 +64,17 @@ def main(debug: bool) -> None:
     """Adapt a frozen CLIP from a handful of images, and use what came out."""
 
 
+NATURAL, POSITIVE = click.IntRange(min=0), click.IntRange(min=1)
+SEED = click.IntRange(0, 2**63 - 1)
+
+
+def _workers_option(command: Any) -> Any:
+    option = click.option("--workers", type=NATURAL, default=0, show_default=True, help="Processes that decode images.")
+    return option(command)
+
+
 def _backbone_options(command: Any) -> Any:
     for option in (
-        click.option("--workers", default=0, show_default=True, help="Processes that decode images."),
         click.option(
             "--precision", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True,
             help="What the frozen towers compute in.",
@@ -77,17 +92,22 @@ def _backbone_options(command: Any) -> Any:
 @click.option("--method", default="perl", show_default=True, help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
 @click.option("--recipe", "recipe_name", default="extended", show_default=True, help="fast (the paper's) or extended.")
-@click.option("--epochs", type=int, help="Instead of the recipe's.")
+@click.option("--epochs", type=POSITIVE, help="Instead of the recipe's.")
 @click.option("--lr", type=float, help="Instead of the recipe's.")
-@click.option("--batch-size", type=int, help="Instead of the recipe's.")
-@click.option("--shots", type=int, help="Training images of each class; all of them if not given.")
-@click.option("--val", default=4, show_default=True, help="Images of each class held out to report accuracy on.")
-@click.option("--seed", default=1, show_default=True, help="Of sampling, initialisation, order and augmentation.")
+@click.option("--batch-size", type=POSITIVE, help="Instead of the recipe's.")
+@click.option("--shots", type=POSITIVE, help="Training images of each class; all of them if not given.")
+@click.option(
+    "--val", type=NATURAL, default=4, show_default=True, help="Images of each class held out to report accuracy on."
+)
+@click.option(
+    "--seed", type=SEED, default=1, show_default=True, help="Of sampling, initialisation, order and augmentation."
+)
 @click.option("--class-names", type=FOLDER, help="File: a name a line in sorted folder order, or JSON {folder: name}.")
 @click.option("--template", default="a photo of a {}.", show_default=True, help="Prompt; {} is the class name.")
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
 @_backbone_options
+@_workers_option
 def fit(
     data: Path, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe_name: str, seed: int,
     shots: int | None, val: int, class_names: Path | None, template: str, resume: bool, overwrite: bool,
@@ -101,6 +121,8 @@ def fit(
     config = _settings(method, settings)
     recipe = _recipe(method, recipe_name, backbone, changes)
     require_writable(out)
+    if not resume:
+        (out / CHECKPOINT).unlink(missing_ok=True)
     loaded = perlclip.load_backbone(backbone, device=device, dtype=precision)
     adapted = perlclip.create_method(method, loaded, seed=seed, **config)
     click.echo(
@@ -113,41 +135,53 @@ def fit(
             adapted, train, recipe=recipe, seed=seed, precision=precision, checkpoint=out / CHECKPOINT, resume=resume,
             workers=workers,
         )  # fmt: skip
-    metrics: dict[str, Any] = {"final_loss": sum(result.losses[-10:]) / len(result.losses[-10:])}
-    if len(held_out):
-        metrics["validation"] = perlclip.evaluate(adapted, held_out, workers=workers).metrics()
-    settings_used = {
-        key: value for key, value in result.settings.items() if key not in ("method", "config", "backbone")
-    }
-    training = {"source": data.name, "shots": shots, "recipe_name": recipe_name, **settings_used}
-    training |= {"seconds": round(result.seconds, 2), "environment": _environment(loaded.device)}
-    perlclip.save_adapter(
-        adapted, out, class_names=train.class_names, templates=template, training=training, metrics=metrics
-    )
+        metrics: dict[str, Any] = {"final_loss": sum(result.losses[-10:]) / len(result.losses[-10:])}
+        if len(held_out):
+            metrics["validation"] = perlclip.evaluate(adapted, held_out, workers=workers).metrics()
+        settings_used = {
+            key: value for key, value in result.settings.items() if key not in ("method", "config", "backbone")
+        }
+        training = {"source": data.name, "shots": shots, "recipe_name": recipe_name, **settings_used}
+        training |= {"seconds": round(result.seconds, 2), "environment": _environment(loaded.device)}
+        perlclip.save_adapter(
+            adapted, out, class_names=train.class_names, templates=template, training=training, metrics=metrics
+        )
+        (out / CHECKPOINT).unlink(missing_ok=True)
     _report_fit(metrics, result.seconds, out)
 
 
 def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
-    if (out / "adapter_config.json").exists() and not overwrite:
-        raise PerlclipError(f"{out} already holds an adapter; choose another --out or pass --overwrite")
-    if (out / CHECKPOINT).exists() and not (resume or overwrite):
-        raise PerlclipError(f"{out} holds an interrupted training; go on with --resume or start again with --overwrite")
-    if resume and not (out / CHECKPOINT).exists():
+    """Nothing of the user's is replaced unasked; a stale checkpoint never outlives the start of another training."""
+    from perlclip.adapter import CARD, CONFIG, WEIGHTS
+
+    interrupted = (out / CHECKPOINT).exists()
+    if resume and not interrupted:
         raise PerlclipError(f"nothing to resume in {out}")
+    if not (resume or overwrite):
+        if interrupted:
+            raise PerlclipError(
+                f"{out} holds an interrupted training; go on with --resume or start anew with --overwrite"
+            )
+        for name in (CONFIG, WEIGHTS, CARD):
+            if (out / name).exists():
+                kind = "an adapter" if name == CONFIG else f"a file {name}"
+                raise PerlclipError(f"{out} already holds {kind}; choose another --out or pass --overwrite")
 
 
 def _train_and_val(
     data: Path, class_names: Path | None, template: str, shots: int | None, val: int, seed: int
 ) -> "tuple[ImageSet, ImageSet]":
     from perlclip.data import load_images, read_class_names, train_val
-    from perlclip.data.folder import has_split, match_classes
+    from perlclip.data.folder import has_split, match_classes, rename_classes
 
     names = read_class_names(class_names) if class_names else None
-    pool = load_images(data, class_names=names, template=template)
-    if not has_split(data, "val"):
-        return train_val(pool, shots=shots, val=val, seed=seed)
-    given = load_images(data, split="val", class_names=names if isinstance(names, dict) else None, template=template)
-    return train_val(pool, shots=shots, val=0, seed=seed)[0], match_classes(given, pool.class_names)
+    pool = load_images(data, template=template)
+    if has_split(data, "val"):
+        held_out = match_classes(load_images(data, split="val", template=template), pool.class_names)
+        train = train_val(pool, shots=shots, val=0, seed=seed)[0]
+    else:
+        train, held_out = train_val(pool, shots=shots, val=val, seed=seed)
+    return (train, held_out) if names is None else (rename_classes(train, names), rename_classes(held_out, names))
 
 
 def _recipe(method: str, name: str, backbone: str, changes: dict[str, Any]) -> "Recipe":
@@ -185,10 +219,11 @@ def _settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
 def _resume_hint(out: Path) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, PerlclipError) as error:
         kept = (out / CHECKPOINT).exists()
         where = f"; the training so far is in {out}, go on with --resume" if kept else ""
-        raise KeyboardInterrupt(f"{error or 'interrupted'}{where}") from error
+        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else PerlclipError
+        raise kind(f"{str(error) or 'interrupted'}{where}") from error
 
 
 def _environment(device: Any) -> dict[str, str]:
@@ -218,17 +253,17 @@ def _report_fit(metrics: dict[str, Any], seconds: float, out: Path) -> None:
 @main.command()
 @click.argument("adapter", type=FOLDER)
 @click.argument("images", nargs=-1, required=True)
-@click.option("--top-k", default=1, show_default=True, help="Labels for each image.")
+@click.option("--top-k", type=POSITIVE, default=1, show_default=True, help="Labels for each image.")
 @click.option("--json", "form", flag_value="json", help="One JSON object a line.")
 @click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability.")
 @click.option("--class-names", type=FOLDER, help="Other classes than the adapter's: a name a line, or a JSON list.")
 @click.option("--template", help="Another prompt than the adapter's.")
 @click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
-@click.option("--batch-size", default=32, show_default=True)
+@click.option("--batch-size", type=POSITIVE, default=32, show_default=True)
 @_backbone_options
 def predict(
     adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, class_names: Path | None,
-    template: str | None, backbone: str | None, batch_size: int, device: str, precision: str, workers: int,
+    template: str | None, backbone: str | None, batch_size: int, device: str, precision: str,
 ) -> None:  # fmt: skip
     """Label IMAGES: files, folders, or globs in quotes."""
     from perlclip.progress import progress_bar
@@ -247,26 +282,31 @@ def predict(
 
 
 def _image_paths(given: Sequence[str]) -> list[Path]:
-    from perlclip.data.images import SUFFIXES
-
+    """Files as they are, folders and globs opened up."""
     paths: list[Path] = []
     for item in given:
-        path = Path(item)
-        if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
-            if not found:
-                raise PerlclipError(f"folder {path} holds no images")
-        elif path.exists() or not glob.has_magic(item):
-            found = [path]
+        if item and (Path(item).exists() or not glob.has_magic(item)):
+            matches = [Path(item)]
         else:
-            found = sorted(Path(match) for match in glob.glob(item, recursive=True))
-            if not found:
+            matches = sorted(Path(match) for match in glob.glob(item, recursive=True))
+            if not matches:
                 raise PerlclipError(f"no file matches {item!r}")
-        paths += found
-    for path in paths:
-        if not path.is_file():
-            raise PerlclipError(f"no such image: {path}")
+        for path in matches:
+            paths += _images_of(path)
     return paths
+
+
+def _images_of(path: Path) -> list[Path]:
+    from perlclip.data.images import images_under
+
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise PerlclipError(f"no such image: {path}")
+    found = images_under(path)
+    if not found:
+        raise PerlclipError(f"folder {path} holds no images")
+    return found
 
 
 def _name_list(path: Path | None) -> list[str] | None:
@@ -315,9 +355,10 @@ _WRITERS: dict[str | None, Any] = {None: _write_text, "json": _write_json, "csv"
 )
 @click.option("--template", help="Another prompt than the adapter's.")
 @click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
-@click.option("--batch-size", default=64, show_default=True)
+@click.option("--batch-size", type=POSITIVE, default=64, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The metrics as one JSON object.")
 @_backbone_options
+@_workers_option
 def eval_(
     adapter: Path, data: Path, split: str | None, class_names: Path | None, template: str | None,
     backbone: str | None, batch_size: int, as_json: bool, device: str, precision: str, workers: int,
@@ -352,7 +393,7 @@ def _print_evaluation(metrics: dict[str, Any]) -> None:
 @main.command()
 @click.option("--full", is_flag=True, help="All eleven base-to-novel sets instead of three.")
 @click.option("--task", "tasks", multiple=True, help="A toybox set to run; may be given several times.")
-@click.option("--seed", "seeds", multiple=True, type=int, default=[1], show_default=True, help="May be repeated.")
+@click.option("--seed", "seeds", multiple=True, type=SEED, default=[1], show_default=True, help="May be repeated.")
 @click.option(
     "--modalities", multiple=True, type=click.Choice(["both", "vision", "text"]), default=["both"], show_default=True
 )
@@ -378,13 +419,17 @@ def demo(
 
 @main.command()
 @click.argument("pattern", default="*")
-@click.option("--backbone", default=BACKBONE, show_default=True, help="The parameter counts are for this backbone.")
-def methods(pattern: str, backbone: str) -> None:
+@click.option("--backbone", help="Count the parameters on this backbone instead of on ViT-B/16.")
+def methods(pattern: str, backbone: str | None) -> None:
     """The methods there are, with their trained parameters."""
-    loaded = perlclip.load_backbone(backbone)
-    table = _table("method", "parameters", "published", "what it is", "recipes")
+    from perlclip.backbone.clip import vit_b16_shape
+    from perlclip.methods import method_class
+
+    loaded = perlclip.load_backbone(backbone) if backbone else vit_b16_shape()
+    table = _table("method", f"parameters on {loaded.name}", "published", "what it is", "recipes")
     for name in perlclip.list_methods(pattern):
-        method = perlclip.create_method(name, loaded)
+        cls = method_class(name)
+        method = cls(loaded, cls.config_class())
         recipes = ", ".join(perlclip.RECIPES.get(name, {})) or "–"
         table.add_row(name, f"{method.num_trainable:,}", method.venue, method.summary, recipes)
     _console().print(table)

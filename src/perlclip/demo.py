@@ -19,6 +19,7 @@ from perlclip.data.toybox import load_toybox, toybox_names
 from perlclip.evaluation import Evaluation, evaluate
 from perlclip.files import require_writable, write_files
 from perlclip.methods import create_method
+from perlclip.recipes import recipe as recipe_by_name
 from perlclip.train import fit
 
 ALL_TASKS = toybox_names()[:11]
@@ -56,15 +57,28 @@ def run_all(grid: Sequence[Run], out: Path) -> None:
     records = []
     for number, run in enumerate(grid, start=1):
         path = out / "runs" / f"{run.name}.json"
-        if not path.exists():
+        record = stored(path, run, backbone)
+        if record is None:
             click.echo(f"[{number}/{len(grid)}] {run.name}", err=True)
             record = perform(run, backbone)
             write_files({path: (json.dumps(record) + "\n").encode()})
-        records.append(json.loads(path.read_text()))
+        records.append(record)
     write_files({out / "table.csv": _csv(records).encode()})
     print_table(records)
     draw_figure(records, out / "demo.png")
     click.echo(f"\nfigure: {out / 'demo.png'}   runs: {out / 'runs'}\n{NEXT}")
+
+
+def stored(path: Path, run: Run, backbone: Backbone) -> dict[str, Any] | None:
+    """A run's record, if it is there, whole, and made with this backbone and this recipe."""
+    try:
+        record: dict[str, Any] = json.loads(path.read_bytes())
+        settings = record["settings"]
+        current = json.loads(json.dumps(asdict(recipe_by_name("perl", run.recipe, backbone.name))))
+        same = settings["backbone"] == backbone.fingerprint and settings["recipe"] == current
+        return record if same else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def perform(run: Run, backbone: Backbone) -> dict[str, Any]:

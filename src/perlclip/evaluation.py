@@ -49,6 +49,8 @@ def evaluate(
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
         for pixels, labels in eval_batches(test_set, backbone.preprocess, batch_size, workers):
             logits_KBC = method.trajectory(pixels.to(backbone.device, non_blocking=True), state)
+            if not torch.isfinite(logits_KBC).all():
+                raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")
             predictions.append(logits_KBC.argmax(-1).cpu())
             probabilities.append(logits_KBC[-1].softmax(-1).cpu())
             bar(len(labels))

@@ -39,8 +39,8 @@ class Recipe:
             raise unknown_name("schedule", self.schedule, SCHEDULES)
         if self.epochs < 1 or self.batch_size < 1:
             raise PerlclipError(f"epochs and batch size must be at least 1, got {self.epochs} and {self.batch_size}")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise PerlclipError(f"learning rate must be positive, got {self.lr}")
+        if not 0 < self.lr <= 10:
+            raise PerlclipError(f"learning rate must be positive and at most 10, got {self.lr}")
 
     def rate(self, epoch: int) -> float:
         """Learning rate of epoch 0, 1, …; a warm-up at a constant rate does not use up the schedule's epochs."""
@@ -90,4 +90,4 @@ def recipe(method: str, name: str, backbone: str = "") -> Recipe:
         raise PerlclipError(f"method {method!r} has nothing to train")
     if name not in known:
         raise unknown_name(f"recipe of method {method!r}:", name, known)
-    return replace(known[name], **(TINY_CHANGES[name] if backbone == "tiny" else {}))
+    return replace(known[name], **(TINY_CHANGES.get(name, {}) if backbone == "tiny" else {}))

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +67,11 @@ def fit(
     """Train a method's own parameters on labelled images.
 
     `precision="bfloat16"` computes the frozen towers under autocast; the method's parameters stay float32. With a
-    `checkpoint` file the state is written every half minute and on Ctrl-C, and `resume=True` goes on from it to the
-    same result, bit by bit. The file is removed when training is complete.
+    `checkpoint` file the state is written every half minute, on Ctrl-C and at the end, and `resume=True` goes on from
+    it to the same result, bit by bit. The file is the caller's to remove once the result is safe elsewhere.
     """
+    if resume and checkpoint is None:
+        raise PerlclipError("resume needs the checkpoint file to go on from")
     run = _Run(method, train_set, _resolve(method, recipe), seed, precision, workers)
     path = Path(checkpoint) if checkpoint else None
     if resume and path and path.exists():
@@ -83,8 +84,9 @@ def fit(
         for epoch in range(run.epoch, run.recipe.epochs):
             run.train_epoch(epoch, bar, path, interrupted)
     method.eval()
+    run.require_finite()
     if path:
-        path.unlink(missing_ok=True)
+        run.save(path)
     seconds = time.perf_counter() - started
     speed = run.images / seconds
     return FitResult(losses=run.losses, seconds=seconds, images_per_second=speed, settings=run.settings)
@@ -106,6 +108,7 @@ class _Run:
         self.class_state = method.class_state(train_set.prompts)
         self.epoch = 0
         self.step = 0
+        self.settings = self._describe()  # reads the images' bytes: before training, not when it is over
         self.images = 0
         self.losses: list[float] = []
         self.saved = time.monotonic()
@@ -133,7 +136,7 @@ class _Run:
                 self.save(path)
             if stop:
                 raise Interrupted(f"interrupted after step {len(self.losses)}")
-        self.step = 0
+        self.epoch, self.step = epoch + 1, 0
 
     def train_step(self, pixels: Tensor, labels: Tensor) -> float:
         """One optimiser step; parameters are left alone if the loss is not a number."""
@@ -156,8 +159,12 @@ class _Run:
         self.step += 1
         return value
 
-    @cached_property
-    def settings(self) -> dict[str, Any]:
+    def require_finite(self) -> None:
+        """Refuse a result with infinities; the loss is checked before each step and cannot see the last one."""
+        if not all(torch.isfinite(p).all() for p in self.method.parameters()):
+            raise PerlclipError(f"the weights are no longer finite; lower the learning rate ({self.recipe.lr:g})")
+
+    def _describe(self) -> dict[str, Any]:
         """Everything the result depends on, as plain data."""
         backbone = self.method.backbone
         return {

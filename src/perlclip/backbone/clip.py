@@ -99,6 +99,26 @@ def load_backbone(name: str, device: str | torch.device = "cpu", dtype: str | to
     )
 
 
+def vit_b16_shape() -> Backbone:
+    """ViT-B/16 without weights: enough to count a method's parameters, instantly and offline."""
+    from transformers import CLIPConfig, CLIPModel
+
+    config = CLIPConfig(vision_config={"patch_size": 16})
+    with torch.device("meta"):
+        towers = build_towers(CLIPModel(config).state_dict(), config, lambda act: torch.sigmoid)
+    mean_std = (0.5, 0.5, 0.5)
+    return Backbone(
+        name="ViT-B/16",
+        vision=towers["vision"],
+        text=towers["text"],
+        logit_scale=100.0,
+        tokenizer=None,
+        context_length=config.text_config.max_position_embeddings,
+        preprocess=Preprocess(size=224, resize=224, mean=mean_std, std=mean_std),
+        fingerprint="",
+    )
+
+
 def _load_parts(source: str, shown: str) -> tuple[Any, Any, Any]:
     _check_source(source, shown)
     with _quiet_transformers():
@@ -159,7 +179,8 @@ def _device(device: str | torch.device) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("it computes nothing")
     except (RuntimeError, AssertionError) as error:
         raise PerlclipError(f"device {str(device)!r} is not available here: {str(error).splitlines()[0]}") from error
     return torch.device(device)

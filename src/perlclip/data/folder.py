@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perlclip.data.images import SUFFIXES, check_image
+from perlclip.data.images import check_image, images_under
 from perlclip.data.sets import DEFAULT_TEMPLATE, ImageSet
 from perlclip.errors import PerlclipError, unknown_name
 
@@ -35,17 +35,17 @@ def load_images(
         raise PerlclipError(f"no such file or folder: {source}")
     labelled = (_read_tree if source.is_dir() else _read_manifest)(source, split)
     labels = sorted({label for _, label in labelled})
-    names = _rename(labels, class_names)
     number = {label: i for i, label in enumerate(labels)}
     for path, _ in labelled:
         check_image(path)
-    return ImageSet(
+    data = ImageSet(
         images=[path for path, _ in labelled],
         labels=[number[label] for _, label in labelled],
-        class_names=tuple(names[label] for label in labels),
+        class_names=tuple(label.replace("_", " ") for label in labels),
         template=template,
         name=source.stem,
     )
+    return data if class_names is None else rename_classes(data, class_names)
 
 
 def train_val(pool: ImageSet, *, shots: int | None = None, val: int = 4, seed: int = 1) -> tuple[ImageSet, ImageSet]:
@@ -54,6 +54,8 @@ def train_val(pool: ImageSet, *, shots: int | None = None, val: int = 4, seed: i
     The draws are CoOp's (train first, then val, one seeded stream). Without `shots` everything is for training but
     `val` images of each class, never more than a fifth of it.
     """
+    if val < 0:
+        raise PerlclipError(f"val must be at least 0, got {val}")
     rng = random.Random(seed)
     if shots is not None:
         _require_shots(pool, shots)
@@ -70,7 +72,7 @@ def read_class_names(path: str | Path) -> list[str] | dict[str, str]:
     """Class names from a file: one a line, or a JSON list, or a JSON object from folder to name."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         names = (
             json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines() if line.strip()]
         )
@@ -101,7 +103,7 @@ def _read_tree(root: Path, split: str | None) -> Labelled:
         raise PerlclipError(f"{root} is not split into train, val and test folders, so it has no split {split!r}")
     labelled: Labelled = []
     for folder in folders:
-        images = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        images = images_under(folder)
         if not images:
             raise PerlclipError(f"class folder {folder} holds no images")
         labelled += [(image, folder.name) for image in images]
@@ -125,44 +127,49 @@ def _pick_split(root: Path, split: str | None, there: list[str]) -> Path:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
+    """The manifest's rows with their line numbers, cells stripped, checked one by one."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            return list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            raw = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PerlclipError(f"cannot read manifest {path} as CSV: {error}") from error
+    if not raw or not {"path", "label"} <= set(raw[0][1]):
+        raise PerlclipError(
+            f"manifest {path} needs a header 'path,label' (and optionally 'split') and at least one row"
+        )
+    rows = [(line, {key: (row.get(key) or "").strip() for key in ("path", "label", "split")}) for line, row in raw]
+    for line, row in rows:
+        if not row["path"] or not row["label"]:
+            raise PerlclipError(f"manifest {path}, line {line}: path and label must both be given")
+        if "split" in raw[0][1] and row["split"] not in SPLITS:
+            raise PerlclipError(f"manifest {path}, line {line}: split {row['split']!r} is not train, val or test")
+    return [row for _, row in rows]
 
 
 def _read_manifest(path: Path, split: str | None) -> Labelled:
     rows = _rows(path)
-    columns = rows[0].keys() if rows else ()
-    if not {"path", "label"} <= set(columns):
-        raise PerlclipError(
-            f"manifest {path} needs a header 'path,label' (and optionally 'split') and at least one row"
-        )
-    if "split" in columns:
-        there = sorted({row["split"] for row in rows})
+    there = sorted({row["split"] for row in rows} - {""})
+    if there:
         _pick_split(path, split, there)
         rows = [row for row in rows if row["split"] == (split or "train")]
     elif split is not None and split != "train":
         raise PerlclipError(f"manifest {path} has no 'split' column, so it has no split {split!r}")
-    for number, row in enumerate(rows, start=2):
-        if not row["path"] or not row["label"]:
-            raise PerlclipError(f"manifest {path}, line {number}: path and label must both be given")
     return [(path.parent / row["path"], row["label"]) for row in rows]
 
 
-def _rename(labels: list[str], names: Sequence[str] | Mapping[str, str] | None) -> dict[str, str]:
-    plain = {label: label.replace("_", " ") for label in labels}
-    if names is None:
-        return plain
+def rename_classes(data: ImageSet, names: Sequence[str] | Mapping[str, str]) -> ImageSet:
+    """Other names for a set's classes: a mapping from folder (or label) to name, or a list in the set's order."""
+    old = list(data.class_names)
     if isinstance(names, Mapping):
-        unknown = sorted(set(names) - set(labels))
+        plain = {key.replace("_", " "): name for key, name in names.items()}
+        unknown = sorted(set(plain) - set(old))
         if unknown:
             raise PerlclipError(f"class names are given for {unknown[0]!r}, which is not among the data's classes")
-        return plain | dict(names)
-    if len(names) != len(labels):
-        raise PerlclipError(f"{len(names)} class names given for {len(labels)} classes ({', '.join(labels[:5])}, …)")
-    return dict(zip(labels, names, strict=True))
+        return replace(data, class_names=tuple(plain.get(name, name) for name in old))
+    if len(names) != len(old):
+        raise PerlclipError(f"{len(names)} class names given for {len(old)} classes ({', '.join(old[:5])}, …)")
+    return replace(data, class_names=tuple(names))
 
 
 def _require_shots(pool: ImageSet, shots: int) -> None:

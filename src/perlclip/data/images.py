@@ -22,6 +22,13 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 MAX_PIXELS = 150_000_000
 MAX_BYTES = 256 * 2**20
+MAX_ASPECT = 100
+
+
+def images_under(folder: Path) -> list[Path]:
+    """Image files in a folder and below, by their ending, in sorted order; hidden files are left out."""
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    return sorted(p for p in found if p.is_file())
 
 
 def check_image(path: str | Path) -> None:
@@ -32,7 +39,7 @@ def check_image(path: str | Path) -> None:
 def read_image(source: ImageSource) -> Image.Image:
     """An upright RGB image from a file, a PIL image or a uint8 array."""
     if isinstance(source, np.ndarray):
-        if source.dtype != np.uint8 or source.ndim not in (2, 3):
+        if source.dtype != np.uint8 or source.shape[2:] not in ((), (3,), (4,)) or 0 in source.shape:
             raise PerlclipError(
                 f"an image array must be uint8, H×W or H×W×3, got {source.dtype} of shape {source.shape}"
             )
@@ -59,11 +66,16 @@ def _open(path: Path) -> Image.Image:
         raise PerlclipError(f"{path} is not an image in one of the formats {', '.join(FORMATS)}") from error
     except Image.DecompressionBombError as error:  # Pillow's own limit is a little above ours
         raise _too_large(path) from error
-    except OSError as error:
-        raise PerlclipError(f"cannot read image {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+        raise PerlclipError(f"cannot read image {path}: {getattr(error, 'strerror', None) or error}") from error
     if image.width * image.height > MAX_PIXELS:
         image.close()
         raise _too_large(path)
+    if max(image.size) > MAX_ASPECT * min(image.size):  # its shorter side is scaled up to the tower's size
+        image.close()
+        raise PerlclipError(
+            f"image {path} is {image.width}x{image.height}, longer than {MAX_ASPECT} times its other side"
+        )
     return image
 
 

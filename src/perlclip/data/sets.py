@@ -30,6 +30,8 @@ class ImageSet:
             raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
         check_class_names(self.class_names)
         check_template(self.template)
+        if len(self.labels) and not 0 <= min(self.labels) <= max(self.labels) < len(self.class_names):
+            raise PerlclipError(f"labels must be in 0..{len(self.class_names) - 1}, as there are so many class names")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -110,10 +112,14 @@ class DataSet:
 
 def check_class_names(names: Sequence[str]) -> None:
     """Refuse an empty list, empty names and duplicates (after underscores became spaces)."""
+    if isinstance(names, str):
+        raise PerlclipError(f"class names must be a list of names, got the one string {names!r}")
     if not names:
         raise PerlclipError("no class names given")
     seen: dict[str, str] = {}
     for name in names:
+        if not isinstance(name, str) or not name.isprintable():  # undecodable bytes of a file name are not printable
+            raise PerlclipError(f"class name {name!r} is not a printable text")
         plain = name.replace("_", " ").strip()
         if not plain:
             raise PerlclipError("a class name is empty")
@@ -124,7 +130,12 @@ def check_class_names(names: Sequence[str]) -> None:
 
 def check_template(template: str) -> None:
     """A template has exactly one plain `{}`."""
-    if template.count("{}") != 1 or template.count("{") != 1 or template.count("}") != 1:
+    if (
+        not isinstance(template, str)
+        or template.count("{}") != 1
+        or template.count("{") != 1
+        or template.count("}") != 1
+    ):
         raise PerlclipError(f"template {template!r} must contain one {{}} where the class name goes")
 
 

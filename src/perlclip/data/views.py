@@ -40,6 +40,8 @@ def eval_batches(
     images: ImageSet, preprocess: Preprocess, batch_size: int, workers: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Every image once, in order, in CLIP's own view."""
+    if batch_size < 1:
+        raise PerlclipError(f"batch size must be at least 1, got {batch_size}")
     order = [list(range(i, min(i + batch_size, len(images)))) for i in range(0, len(images), batch_size)]
     yield from _load(_Views(images, preprocess), order, workers)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone import Backbone
-from perlclip.errors import unknown_name
+from perlclip.errors import PerlclipError, unknown_name
 
 # Which values the parameters have: their storage and in-place version counters.
 Stamp = tuple[tuple[int, int], ...]
@@ -32,7 +32,13 @@ class ClassState:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A method's settings; subclasses add fields and check them in `__post_init__`."""
+    """A method's settings; subclasses add fields with defaults and check them further in `__post_init__`."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value, kind = getattr(self, f.name), type(f.default)
+            if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
+                raise PerlclipError(f"setting {f.name!r} must be of type {kind.__name__}, got {value!r}")
 
 
 class Method(nn.Module):
@@ -88,7 +94,7 @@ class Method(nn.Module):
 
     def keep(self, state: ClassState, encode: Callable[[ClassState], Tensor]) -> Tensor:
         """`encode(state)`, kept until a parameter changes in place; never kept while gradients are recorded."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or any(p.is_inference() for p in self.parameters()):
             return encode(state)
         stamp = tuple((p.data_ptr(), p._version) for p in self.parameters())
         kept = state.kept.get(encode.__name__)

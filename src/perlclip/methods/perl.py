@@ -45,9 +45,10 @@ class PerlConfig(Config):
     init: str = "normal"  # weights N(0, 0.02), biases 0; "torch": PyTorch's default; "zero": up-projection 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for key, least in (("rank", 1), ("steps", 0), ("depth", 0), ("anchor", 0.0)):
-            if not getattr(self, key) >= least:
-                raise PerlclipError(f"perl: {key} must be at least {least}, got {getattr(self, key)}")
+            if not least <= getattr(self, key) < float("inf"):
+                raise PerlclipError(f"perl: {key} must be at least {least} and finite, got {getattr(self, key)}")
         for key, known in (("modalities", MODALITIES), ("variant", VARIANTS), ("init", INITS)):
             if getattr(self, key) not in known:
                 raise unknown_name(f"value of perl's {key}", str(getattr(self, key)), known)
