@@ -28,6 +28,8 @@ SHOTS = 16
 STRIP = 6
 
 NEXT = """
+The short demo shows three sets that adaptation helps; `perlclip demo --full` runs all eleven, of which some lose.
+
 With your own images, one folder per class:
 
     perlclip fit DATA --backbone openai/clip-vit-base-patch16 --shots 16 --out my-adapter
