@@ -3,7 +3,7 @@
     python -m benchmarks.perl_speed                       # this machine, float32 on the CPU or bfloat16 on CUDA
     python -m benchmarks.perl_speed --classes 10 100      # fewer cases
 
-Random weights, prompts of 9 to 14 tokens, K = 4, J = 7, eager mode. "plain" is tests/plain.py: `transformers`' own
+Random weights, prompts of 8 to 13 tokens, K = 4, J = 7, eager mode. "plain" is tests/plain.py: `transformers`' own
 layers, 77 positions, every row of every block, nothing kept from one call to the next. The CSV goes to
 benchmarks/results/, its name states the conditions. Times are medians in milliseconds with the quartile range; "kept"
 is what autograd holds for the backward pass; "peak" the CUDA allocator's.
@@ -48,7 +48,7 @@ def build(device: str, dtype: torch.dtype) -> tuple[CLIPModel, Backbone]:
 
 
 def prompts(count: int) -> list[str]:
-    """Distinct prompts of 9 to 14 tokens, SOS and EOS included (one token a letter)."""
+    """Distinct prompts of 8 to 13 tokens, SOS and EOS included (one token a letter)."""
     return [f"{'photos'[: 1 + i % 6]} {i // 26:04x}{chr(97 + i % 26)}" for i in range(count)]
 
 

@@ -76,7 +76,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
 
 # What the embedded backbone needs otherwise. Its pictures have 64 pixels, so a crop of 8 % would show two patches; its
 # towers are six times narrower than ViT-B/16's, and the rate for its few weights is higher. Chosen among eight settings
-# by mean accuracy on the validation shots of the eleven toybox sets, seed 1 (docs/toybox.md).
+# by mean accuracy on the validation shots of the ten toybox targets, seed 1 (docs/toybox.md).
 TINY_CHANGES: dict[str, dict[str, Any]] = {
     "fast": {"crop_scale": (0.5, 1.0)},
     "extended": {"crop_scale": (0.5, 1.0), "lr": 3e-3},
