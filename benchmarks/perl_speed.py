@@ -10,103 +10,32 @@ is what autograd holds for the backward pass; "peak" the CUDA allocator's.
 """
 
 import argparse
-import csv
-import gc
 import os
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
-from transformers.activations import ACT2FN
+from transformers import CLIPModel
 
-from perlclip.backbone import Backbone
-from perlclip.backbone.tower import build_towers
+from benchmarks.common import (
+    RESULTS,
+    Clock,
+    build,
+    file_name,
+    frozen_storages,
+    gradients,
+    kept_for_backward,
+    machine,
+    write_csv,
+)
 from perlclip.methods.base import create_method
-from tests.plain import PlainPerl, byte_vocabulary, padded
-
-RESULTS = Path(__file__).parent / "results"
-
-
-def build(device: str, dtype: torch.dtype) -> tuple[CLIPModel, Backbone]:
-    """A random ViT-B/16 twice: as `transformers` has it and as we do."""
-    torch.manual_seed(0)
-    vocabulary = byte_vocabulary()
-    tokenizer = CLIPTokenizer(vocab=vocabulary, merges=[])
-    text = dict(eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id)
-    config = CLIPConfig(vision_config=dict(patch_size=16), text_config=text)
-    clip = CLIPModel(config).requires_grad_(False).eval()
-    towers = build_towers(clip.state_dict(), config, lambda act: ACT2FN[act])
-    backbone = Backbone(
-        name="random", logit_scale=100.0, tokenizer=tokenizer, context_length=77, preprocess=None, fingerprint="",
-        **{side: tower.to(device, dtype) for side, tower in towers.items()},
-    )  # fmt: skip
-    return clip.to(device, dtype), backbone
+from tests.plain import PlainPerl, padded
 
 
 def prompts(count: int) -> list[str]:
     """Distinct prompts of 8 to 13 tokens, SOS and EOS included (one token a letter)."""
     return [f"{'photos'[: 1 + i % 6]} {i // 26:04x}{chr(97 + i % 26)}" for i in range(count)]
-
-
-class Clock:
-    """Medians and quartiles of variants run in turn, so that a machine that slows down slows all of them."""
-
-    def __init__(self, device: str, seconds: float) -> None:
-        self.device, self.seconds = device, seconds
-
-    def __call__(self, variants: dict[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
-        gc.collect()
-        for work in variants.values():
-            work()
-        times: dict[str, list[float]] = {name: [] for name in variants}
-        peaks = dict.fromkeys(variants, 0.0)
-        began, rounds = time.perf_counter(), 0
-        while rounds < 3 or (time.perf_counter() - began < self.seconds and rounds < 100):
-            rounds += 1
-            for name, work in variants.items():
-                seconds, peak = self.once(work)
-                times[name].append(seconds)
-                peaks[name] = max(peaks[name], peak)
-        return {name: self.reading(times[name], peaks[name]) for name in variants}
-
-    def once(self, work: Callable[[], object]) -> tuple[float, float]:
-        """Seconds and, on CUDA, MiB above what was allocated before."""
-        cuda = self.device == "cuda"
-        if cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            resting = torch.cuda.memory_allocated()
-        start = time.perf_counter()
-        work()
-        if cuda:
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
-        return seconds, (torch.cuda.max_memory_allocated() - resting) / 2**20 if cuda else 0.0
-
-    def reading(self, times: list[float], peak: float) -> dict[str, float]:
-        low, middle, high = statistics.quantiles(times, n=4)
-        reading = {"ms": 1e3 * middle, "quartile_range_ms": 1e3 * (high - low), "runs": len(times)}
-        return reading | ({"peak_MiB": peak} if self.device == "cuda" else {})
-
-
-def kept_for_backward(step: Callable[[], torch.Tensor], frozen: set[int]) -> float:
-    """MiB of distinct storages that autograd keeps, without the model's own weights."""
-    storages: dict[int, int] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in frozen:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        loss = step()
-    del loss
-    return sum(storages.values()) / 2**20
 
 
 def image_cases(clip: CLIPModel, plain: PlainPerl, ours, batch: int) -> dict[str, Callable[[], object]]:
@@ -152,7 +81,7 @@ def measure(device: str, dtype: torch.dtype, batches: list[int], classes: list[i
     config = ours.config
     plain = PlainPerl(clip, ours.projectors, config.steps, config.depth, config.anchor)
     clock, rows = Clock(device, seconds), []
-    frozen = {p.untyped_storage().data_ptr() for m in (clip, backbone.vision, backbone.text) for p in m.parameters()}
+    frozen = frozen_storages(clip, backbone)
 
     def record(work: str, size: int, readings: dict[str, dict[str, float]]) -> None:
         for variant, reading in readings.items():
@@ -178,10 +107,6 @@ def measure(device: str, dtype: torch.dtype, batches: list[int], classes: list[i
     return rows
 
 
-def gradients(loss: Callable[[], torch.Tensor], parameters: list[torch.Tensor]) -> object:
-    return torch.autograd.grad(loss(), parameters)
-
-
 def add_ratios(rows: list[dict]) -> None:
     """Each row beside the plain form and `CLIPModel` of the same work."""
     times = {(row["work"], row["size"], row["variant"]): row["ms"] for row in rows}
@@ -189,13 +114,6 @@ def add_ratios(rows: list[dict]) -> None:
         for other in ("plain", "clip"):
             reference = times.get((row["work"], row["size"], other))
             row[f"time_over_{other}"] = f"{row['ms'] / reference:.3f}" if reference else ""
-
-
-def conditions(device: str, dtype: torch.dtype) -> str:
-    where = torch.cuda.get_device_name().split()[-1].lower() if device == "cuda" else f"cpu{torch.get_num_threads()}"
-    short = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
-    version = "".join(torch.__version__.split("+")[0].split(".")[:2])
-    return f"perl-speed-{short}-eager-{where}-pt{version}.csv"
 
 
 def main() -> None:
@@ -211,13 +129,8 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     rows = measure(options.device, dtype, options.batches, options.classes, options.seconds)
     add_ratios(rows)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / conditions(options.device, dtype)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({k: f"{v:.2f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+    path = options.out / file_name("perl-speed", machine(options.device), dtype)
+    write_csv(path, rows)
     print(f"written to {path}")
 
 

@@ -8,14 +8,13 @@ Medians of five runs over 512 test images of one toybox set, preprocessing inclu
 import csv
 import statistics
 import time
-from pathlib import Path
 
 import torch
 
 import perlclip
+from benchmarks.common import RESULTS, file_name
 from perlclip.data.toybox import load_toybox
 
-RESULTS = Path(__file__).parent / "results"
 IMAGES, RUNS = 512, 5
 
 
@@ -35,8 +34,7 @@ def main() -> None:
         for name, s in speeds.items()
     ]
     where = "cuda" if backbone.device.type == "cuda" else f"cpu{torch.get_num_threads()}"
-    version = "".join(torch.__version__.split("+")[0].split(".")[:2])
-    path = RESULTS / f"tiny-speed-fp32-eager-{where}-pt{version}.csv"
+    path = RESULTS / file_name("tiny-speed", where)
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerows([["method", "images_per_s", "slowest", "fastest"], *rows])

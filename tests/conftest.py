@@ -15,7 +15,7 @@ from tests.plain import byte_vocabulary
 # Sizes differ in everything that could be hard-coded: widths, heads, depths, patch, image, context, activation.
 SIZES = {
     "small": dict(vision=(48, 4, 12), text=(32, 2, 12), patch=8, image=32, context=77, act="quick_gelu", embed=24),
-    "odd": dict(vision=(40, 5, 9), text=(56, 7, 8), patch=7, image=35, context=40, act="gelu", embed=40),
+    "odd": dict(vision=(40, 5, 11), text=(56, 7, 10), patch=7, image=35, context=56, act="gelu", embed=72),
 }
 
 

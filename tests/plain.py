@@ -13,31 +13,48 @@ from transformers import CLIPModel
 class PlainPerl(nn.Module):
     """The paper's equations, word for word; prompts padded to the whole context."""
 
-    def __init__(self, clip: CLIPModel, projectors: nn.ModuleDict, steps: int, depth: int, anchor: float) -> None:
+    def __init__(
+        self, clip: CLIPModel, projectors: nn.ModuleDict, steps: int, depth, anchor: float, specific=(), variant=""
+    ) -> None:
         super().__init__()
         self.clip, self.projectors = clip.requires_grad_(False).eval(), projectors
-        self.steps, self.depth, self.anchor = steps, depth, anchor
+        self.steps, self.anchor, self.variant = steps, anchor, variant
+        self.depths = depth if isinstance(depth, tuple) else (depth,)
+        self.specific = specific
 
     def states(self, side: str, inputs: Tensor, rows_B: Tensor) -> list[Tensor]:
         """h0..hK as the paper writes them: J + (K+1)(L-J) whole blocks."""
-        layers = getattr(self.clip, f"{side}_model").encoder.layers
         base = self.embed(side, inputs)
-        for layer in layers[: self.depth]:
+        for layer in self.layers(side)[: self.depths[0]]:
             base = self.call(layer, base, side)
-        thoughts: list[Tensor] = []
+        thoughts: dict[int, list[Tensor]] = {depth: [] for depth in self.depths}
         h = [self.pool(side, base, rows_B, thoughts)]
-        for _ in range(self.steps if side in self.projectors else 0):
-            p = self.projectors[side]
-            thoughts.append(p.up(F.gelu(p.down(p.norm(h[-1].float())))))
+        for k in range(self.steps if side in self.projectors else 0):
+            for depth in self.depths:
+                thoughts[depth].append(self.think(side, k, depth, h[-1].float()))
             h.append(self.pool(side, base, rows_B, thoughts))
         return h
 
-    def pool(self, side: str, x: Tensor, rows_B: Tensor, thoughts: list[Tensor]) -> Tensor:
-        if thoughts:
-            x = torch.cat([torch.stack(thoughts, 1).to(x.dtype), x], 1)
-        for layer in getattr(self.clip, f"{side}_model").encoder.layers[self.depth :]:
-            x = self.call(layer, x, side)
-        return x[torch.arange(len(x)), rows_B + len(thoughts)]
+    def think(self, side: str, k: int, depth: int, h: Tensor) -> Tensor:
+        """The shared projector's output, plus that of the depth's, the step's or the pair's own."""
+        used = [self.projectors[side]]
+        j = self.depths.index(depth)
+        if self.variant in ("step", "layer", "layerstep"):
+            used.append(self.specific[side][{"step": k, "layer": j, "layerstep": j * self.steps + k}[self.variant]])
+        return sum(p.up(F.gelu(p.down(p.norm(h)))) for p in used)
+
+    def pool(self, side: str, x: Tensor, rows_B: Tensor, thoughts: dict[int, list[Tensor]]) -> Tensor:
+        count = len(thoughts[self.depths[0]])
+        for i, layer in enumerate(self.layers(side)):
+            if i in thoughts and count:
+                rows = x if i == self.depths[0] else x[:, count:]
+                x = torch.cat([torch.stack(thoughts[i], 1).to(x.dtype), rows], 1)
+            if i >= self.depths[0]:
+                x = self.call(layer, x, side)
+        return x[torch.arange(len(x)), rows_B + count]
+
+    def layers(self, side: str) -> nn.ModuleList:
+        return getattr(self.clip, f"{side}_model").encoder.layers
 
     def embed(self, side: str, inputs: Tensor) -> Tensor:
         if side == "text":

@@ -28,7 +28,9 @@ def loud(method: Perl) -> Perl:
 def plain_of(method: Perl) -> PlainPerl:
     clip = CLIPModel.from_pretrained(method.backbone.name, attn_implementation="eager")
     config = method.config
-    return PlainPerl(clip, method.projectors, config.steps, config.depth, config.anchor)
+    return PlainPerl(
+        clip, method.projectors, config.steps, config.depth, config.anchor, method.specific, config.variant
+    )
 
 
 def pixels_for(backbone: Backbone, batch: int = 3) -> torch.Tensor:
@@ -92,10 +94,10 @@ def test_every_step_re_includes_all_earlier_thoughts(backbone, monkeypatch):
     seen = []
     pool = perlclip.backbone.Refinement.pool
 
-    def spy(self, front_BkD=None):
+    def spy(self, front_BkD=None, later=None):
         if front_BkD is not None:
             seen.append(front_BkD.detach().clone())
-        return pool(self, front_BkD)
+        return pool(self, front_BkD, later)
 
     monkeypatch.setattr(perlclip.backbone.Refinement, "pool", spy)
     with torch.no_grad():
@@ -111,9 +113,9 @@ def test_readout_is_always_the_original_row(backbone, monkeypatch):
     method, read = perlclip.create_method("perl", backbone), perlclip.backbone.Tower.read
     rows = []
 
-    def spy(self, x_BND, rows_B):
+    def spy(self, x_BND, rows_B, context=None):
         rows.append(rows_B.tolist())
-        return read(self, x_BND, rows_B)
+        return read(self, x_BND, rows_B, context)
 
     monkeypatch.setattr(perlclip.backbone.Tower, "read", spy)
     with torch.no_grad():
@@ -150,6 +152,58 @@ def test_parameter_count_on_vit_b16(modalities, count):
     assert Perl(backbone, Perl.config_class(modalities=modalities)).num_trainable == count
 
 
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        (dict(variant="early"), 6_402),
+        (dict(variant="deep"), 6_402),
+        (dict(variant="step"), 32_010),
+        (dict(variant="layer"), 25_608),
+        (dict(variant="layerstep"), 83_226),
+        (dict(variant="step", steps=2), 3 * 6_402),
+        (dict(variant="layer", depth=(1, 2)), 3 * 6_402),
+        (dict(variant="layerstep", modalities="text", steps=1), 4 * 2_561),
+        (dict(rank=4), 2 * 768 + 768 * 4 * 2 + 4 + 768 + 2 * 512 + 512 * 4 * 2 + 4 + 512),
+    ],
+)
+def test_parameter_count_of_variants_on_vit_b16(settings, count):
+    assert Perl(vit_b16_shape(), Perl.config_class(**settings)).num_trainable == count
+
+
+VARIANTS = [
+    dict(variant="early"),
+    dict(variant="deep", depth=[3, 7, 9]),
+    dict(variant="step"),
+    dict(variant="layer", depth=[5, 6, 9], steps=2),
+    dict(variant="layerstep", depth=[0, 4], steps=3),
+    dict(variant="layerstep", depth=[9], modalities="vision"),
+]
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_variants_equal_the_plain_form(any_backbone, settings):
+    """Thoughts of every depth and step where they belong; depth 9 is the last block of one of these towers."""
+    method = loud(perlclip.create_method("perl", any_backbone, **settings))
+    plain, pixels, labels = plain_of(method), pixels_for(any_backbone), torch.tensor([0, 2, 1])
+    ids, eos = padded(any_backbone, PROMPTS)
+    state = method.class_state(PROMPTS)
+    with torch.no_grad():
+        torch.testing.assert_close(method.trajectory(pixels, state), plain.trajectory(pixels, ids, eos), **CLOSE)
+    ours, theirs = method.loss(pixels, labels, state), plain.loss(pixels, labels, ids, eos)
+    parameters = list(method.parameters())
+    for got, want in zip(*(torch.autograd.grad(loss, parameters) for loss in (ours, theirs)), strict=True):
+        assert (got - want).abs().max() <= max(1e-5, 1e-3 * want.abs().max())
+        assert want.abs().max() > 0
+
+
+def test_a_variant_brings_its_own_depth(backbone):
+    depths = {
+        name: perlclip.create_method("perl", backbone, variant=name).config.depth
+        for name in ("shared", "early", "deep", "step", "layer", "layerstep")
+    }
+    assert depths == dict(shared=7, early=0, deep=(3, 7, 11), step=7, layer=(7, 9, 11), layerstep=(7, 9, 11))
+
+
 def test_projector_is_equation_one(backbone):
     projector = loud(perlclip.create_method("perl", backbone, rank=3)).projectors["text"]
     h = torch.randn(5, backbone.text.width)
@@ -171,7 +225,10 @@ def test_projector_is_equation_one(backbone):
         (dict(anchor=float("nan")), "anchor must be at least 0.0"),
         (dict(ranks=2), "did you mean 'rank'"),
         (dict(steps="four"), "'steps' must be of type int, got 'four'"),
-        (dict(depth=None), "'depth' must be of type int"),
+        (dict(depth=None), "'depth' must be of type int or list of int"),
+        (dict(depth=[7, 3]), "several depths rising"),
+        (dict(depth=[]), "must be of type int or list of int"),
+        (dict(variant="layr"), "did you mean 'layer'"),
         (dict(anchor=float("inf")), "and finite"),
     ],
 )

@@ -20,11 +20,13 @@ _HOME = {
     "RECIPES": "recipes",
     "Recipe": "recipes",
     "create_method": "methods",
+    "dataset_names": "data",
     "evaluate": "evaluation",
     "fit": "train",
     "list_methods": "methods",
     "load_adapter": "adapter",
     "load_backbone": "backbone",
+    "load_dataset": "data",
     "load_images": "data",
     "save_adapter": "adapter",
     "train_val": "data",
@@ -42,11 +44,13 @@ __all__ = [
     "Recipe",
     "__version__",
     "create_method",
+    "dataset_names",
     "evaluate",
     "fit",
     "list_methods",
     "load_adapter",
     "load_backbone",
+    "load_dataset",
     "load_images",
     "save_adapter",
     "train_val",
@@ -56,7 +60,7 @@ if TYPE_CHECKING:
     from perlclip.adapter import Adapter, load_adapter, save_adapter
     from perlclip.backbone import Backbone, load_backbone
     from perlclip.classifier import Classifier, Prediction
-    from perlclip.data import DataSet, ImageSet, load_images, train_val
+    from perlclip.data import DataSet, ImageSet, dataset_names, load_dataset, load_images, train_val
     from perlclip.errors import PerlclipError
     from perlclip.evaluation import Evaluation, evaluate
     from perlclip.methods import create_method, list_methods

@@ -20,10 +20,10 @@ from torch import Tensor
 import perlclip
 from perlclip.backbone import Backbone, load_backbone
 from perlclip.card import model_card
-from perlclip.data.sets import check_class_names, check_template
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
 from perlclip.methods.base import Method, config_dict, create_method
+from perlclip.prompts import check_class_names, check_template
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
@@ -55,7 +55,7 @@ def save_adapter(
     """
     folder = Path(folder)
     template = _single_template(templates)
-    check_class_names(class_names)
+    check_class_names(class_names, unique=False)
     weights = tensors_to_bytes(
         {name: p.detach().cpu().contiguous() for name, p in method.named_parameters()}, {"format": "pt"}
     )
@@ -131,7 +131,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     for key, kind in _FIELDS.items():
         if not isinstance(info.get(key), kind):
             raise PerlclipError(f"adapter file {path} is damaged: field {key!r} is missing or not a {kind.__name__}")
-    check_class_names(info["class_names"])
+    check_class_names(info["class_names"], unique=False)
     _single_template(info["templates"])
     return info
 

@@ -1,4 +1,4 @@
-"""A training in progress as one safetensors file: parameters, optimiser state, losses, position."""
+"""A training in progress as one safetensors file: parameters, optimiser state, averages, losses, position."""
 
 import json
 from dataclasses import dataclass
@@ -15,17 +15,23 @@ from perlclip.errors import PerlclipError
 from perlclip.files import write_files
 from perlclip.methods.base import Method
 
-VERSION = "1"
+VERSION = "2"
 
 
 def save_checkpoint(
-    path: Path, method: Method, optimizer: Optimizer, losses: list[float], position: dict[str, Any]
+    path: Path,
+    method: Method,
+    optimizer: Optimizer,
+    averages: dict[str, Tensor],
+    losses: list[float],
+    position: dict[str, Any],
 ) -> None:
     """Write the state after a complete step, whole or not at all."""
     tensors = {f"method.{name}": p.detach() for name, p in method.named_parameters()}
     for name, p in method.named_parameters():
         for key, value in optimizer.state[p].items():
             tensors[f"optimizer.{name}.{key}"] = torch.as_tensor(value)
+    tensors |= {f"average.{name}": average for name, average in averages.items()}
     tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
     metadata = {"perlclip_checkpoint": VERSION, "position": json.dumps(position)}
     plain = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
@@ -46,8 +52,10 @@ class Checkpoint:
         losses: list[float] = self.tensors["losses"].tolist()
         return losses
 
-    def restore(self, method: Method, optimizer: Optimizer) -> None:
-        """Put parameters and optimiser state where they were."""
+    def restore(self, method: Method, optimizer: Optimizer, averages: dict[str, Tensor]) -> None:
+        """Put parameters, optimiser state and averages where they were."""
+        for name, average in averages.items():
+            average.copy_(self.tensors[f"average.{name}"])
         for name, p in method.named_parameters():
             with torch.no_grad():
                 p.copy_(self.tensors[f"method.{name}"])

@@ -13,9 +13,10 @@ from PIL import Image
 from perlclip.adapter import load_adapter
 from perlclip.backbone import Backbone
 from perlclip.data.images import read_image
-from perlclip.data.sets import DEFAULT_TEMPLATE, ImageSource, check_class_names, check_template
+from perlclip.data.sets import ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import Method
+from perlclip.prompts import DEFAULT_TEMPLATE, Classes, check_class_names, check_template
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,17 @@ class Prediction:
 
 
 class Classifier:
-    """A method with a list of class names, ready to label images."""
+    """A method with a list of class names, ready to label images; `novel` says that it was trained on others."""
 
-    def __init__(self, method: Method, class_names: Sequence[str], template: str = DEFAULT_TEMPLATE) -> None:
-        check_class_names(class_names)
+    def __init__(
+        self, method: Method, class_names: Sequence[str], template: str = DEFAULT_TEMPLATE, *, novel: bool = False
+    ) -> None:
+        check_class_names(class_names, unique=False)  # as in ImageNet, where only the label tells two of them apart
         check_template(template)
         self.method = method.eval()
         self.class_names = tuple(class_names)
         self.template = template
-        self._state = method.class_state([template.format(name.replace("_", " ")) for name in class_names])
+        self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
 
     @classmethod
     def from_pretrained(
@@ -49,10 +52,16 @@ class Classifier:
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "float32",
     ) -> "Classifier":
-        """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open."""
+        """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open.
+
+        Names that the adapter was not trained on make the classes novel to it, which some methods answer differently.
+        """
         adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype)
+        if class_names is not None:
+            check_class_names(class_names)
         names = adapter.class_names if class_names is None else class_names
-        return cls(adapter.method, names, adapter.template if template is None else template)
+        novel = not set(names) <= set(adapter.class_names)
+        return cls(adapter.method, names, adapter.template if template is None else template, novel=novel)
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a str is one image, not many

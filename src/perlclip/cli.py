@@ -1,4 +1,4 @@
-"""The command line: `perlclip fit | predict | eval | methods | inspect | demo`.
+"""The command line: `perlclip fit | predict | eval | methods | inspect | demo | bench | data`.
 
 Only `click` is imported here at the top, so that `--help` answers at once. Errors of the user's are one sentence and
 exit code 1, wrong usage is 2, Ctrl-C is 130; `--debug` shows the traceback.
@@ -22,6 +22,7 @@ from perlclip.errors import PerlclipError
 if TYPE_CHECKING:
     from perlclip.data import ImageSet
     from perlclip.recipes import Recipe
+    from perlclip.runs import Run, Store
 
 FOLDER = click.Path(path_type=Path)
 CHECKPOINT = "checkpoint.safetensors"
@@ -76,7 +77,7 @@ def _workers_option(command: Any) -> Any:
 def _backbone_options(command: Any) -> Any:
     for option in (
         click.option(
-            "--precision", type=click.Choice(["float32", "bfloat16"]), default="float32", show_default=True,
+            "--precision", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
             help="What the frozen towers compute in.",
         ),
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, mps or auto."),
@@ -91,7 +92,11 @@ def _backbone_options(command: Any) -> Any:
 @click.option("--backbone", default=BACKBONE, show_default=True, help="Hub name, Hugging Face folder, or 'tiny'.")
 @click.option("--method", default="perl", show_default=True, help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
-@click.option("--recipe", "recipe_name", default="extended", show_default=True, help="fast (the paper's) or extended.")
+@click.option(
+    "--recipe",
+    "recipe_name",
+    help="fast (one epoch), original (the authors' own), extended (PERL's default); see `perlclip methods`.",
+)
 @click.option("--epochs", type=POSITIVE, help="Instead of the recipe's.")
 @click.option("--lr", type=float, help="Instead of the recipe's.")
 @click.option("--batch-size", type=POSITIVE, help="Instead of the recipe's.")
@@ -109,17 +114,19 @@ def _backbone_options(command: Any) -> Any:
 @_backbone_options
 @_workers_option
 def fit(
-    data: Path, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe_name: str, seed: int,
+    data: Path, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe_name: str | None, seed: int,
     shots: int | None, val: int, class_names: Path | None, template: str, resume: bool, overwrite: bool,
     device: str, precision: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder of class folders, or a CSV manifest with columns path,label."""
     from perlclip.files import require_writable
+    from perlclip.recipes import settings as recipe_settings
+    from perlclip.runs import environment
 
     _check_out(out, resume, overwrite)
     train, held_out = _train_and_val(data, class_names, template, shots, val, seed)
-    config = _settings(method, settings)
-    recipe = _recipe(method, recipe_name, backbone, changes)
+    recipe_name, recipe = _recipe(method, recipe_name, backbone, changes)
+    config = recipe_settings(method, recipe_name, backbone) | _settings(method, settings)
     require_writable(out)
     if not resume:
         (out / CHECKPOINT).unlink(missing_ok=True)
@@ -142,7 +149,7 @@ def fit(
             key: value for key, value in result.settings.items() if key not in ("method", "config", "backbone")
         }
         training = {"source": data.name, "shots": shots, "recipe_name": recipe_name, **settings_used}
-        training |= {"seconds": round(result.seconds, 2), "environment": _environment(loaded.device)}
+        training |= {"seconds": round(result.seconds, 2), "environment": environment(loaded.device)}
         perlclip.save_adapter(
             adapted, out, class_names=train.class_names, templates=template, training=training, metrics=metrics
         )
@@ -184,12 +191,14 @@ def _train_and_val(
     return (train, held_out) if names is None else (rename_classes(train, names), rename_classes(held_out, names))
 
 
-def _recipe(method: str, name: str, backbone: str, changes: dict[str, Any]) -> "Recipe":
-    from perlclip.recipes import recipe
+def _recipe(method: str, name: str | None, backbone: str, changes: dict[str, Any]) -> "tuple[str, Recipe]":
+    from perlclip.methods import method_class
+    from perlclip.recipes import default_recipe, recipe
 
-    return replace(
-        recipe(method, name, backbone), **{key: value for key, value in changes.items() if value is not None}
-    )
+    method_class(method)  # an unknown name is an error of its own
+    name = name or default_recipe(method)
+    given = {key: value for key, value in changes.items() if value is not None}
+    return name, replace(recipe(method, name, backbone), **given)
 
 
 def _settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
@@ -198,20 +207,18 @@ def _settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
 
     from perlclip.errors import unknown_name
     from perlclip.methods import method_class
+    from perlclip.methods.base import parse_setting
 
-    defaults: dict[str, Any] = {f.name: f.default for f in fields(method_class(method).config_class)}
+    config = method_class(method).config_class
+    known = [f.name for f in fields(config)]
     settings = {}
     for pair in pairs:
         name, separator, text = pair.partition("=")
         if not separator:
             raise PerlclipError(f"--set takes NAME=VALUE, got {pair!r}")
-        if name not in defaults:
-            raise unknown_name(f"setting of method {method!r}:", name, defaults)
-        kind = type(defaults[name])
-        try:
-            settings[name] = kind(text)
-        except ValueError as error:
-            raise PerlclipError(f"--set {name} takes a value of type {kind.__name__}, got {text!r}") from error
+        if name not in known:
+            raise unknown_name(f"setting of method {method!r}:", name, known)
+        settings[name] = parse_setting(config, name, text)
     return settings
 
 
@@ -224,21 +231,6 @@ def _resume_hint(out: Path) -> Iterator[None]:
         where = f"; the training so far is in {out}, go on with --resume" if kept else ""
         kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else PerlclipError
         raise kind(f"{str(error) or 'interrupted'}{where}") from error
-
-
-def _environment(device: Any) -> dict[str, str]:
-    import platform
-
-    import torch
-    import transformers
-
-    return {
-        "perlclip": perlclip.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "device": str(device),
-    }
 
 
 def _report_fit(metrics: dict[str, Any], seconds: float, out: Path) -> None:
@@ -372,7 +364,8 @@ def eval_(
     images = load_images(data, split=split, class_names=names, template=template or loaded.template)
     if names is None:
         images = match_classes(images, loaded.class_names)
-    result = perlclip.evaluate(loaded.method, images, batch_size=batch_size, workers=workers)
+    novel = not set(images.class_names) <= set(loaded.class_names)
+    result = perlclip.evaluate(loaded.method, images, novel=novel, batch_size=batch_size, workers=workers)
     if as_json:
         click.echo(json.dumps(result.metrics(), ensure_ascii=False))
     else:
@@ -408,13 +401,7 @@ def demo(
     from perlclip import demo as demonstration
 
     chosen = tasks or (demonstration.ALL_TASKS if full else demonstration.THREE_TASKS)
-    grid = [
-        demonstration.Run(task=task, seed=seed, modalities=m, recipe=recipe)
-        for m in modalities
-        for seed in seeds
-        for task in chosen
-    ]
-    demonstration.run_all(grid, out)
+    demonstration.run_demo(chosen, out, seeds=seeds, modalities=modalities, recipe=recipe)
 
 
 @main.command()
@@ -426,12 +413,12 @@ def methods(pattern: str, backbone: str | None) -> None:
     from perlclip.methods import method_class
 
     loaded = perlclip.load_backbone(backbone) if backbone else vit_b16_shape()
-    table = _table("method", f"parameters on {loaded.name}", "published", "what it is", "recipes")
+    table = _table("method", "published", f"parameters on {loaded.name}", "trains", "where", "recipes")
     for name in perlclip.list_methods(pattern):
         cls = method_class(name)
         method = cls(loaded, cls.config_class())
         recipes = ", ".join(perlclip.RECIPES.get(name, {})) or "–"
-        table.add_row(name, f"{method.num_trainable:,}", method.venue, method.summary, recipes)
+        table.add_row(name, method.venue, f"{method.num_trainable:,}", method.summary, method.where, recipes)
     _console().print(table)
 
 
@@ -468,3 +455,158 @@ def _console() -> Any:
 
     # In a pipe there is no terminal width to respect: let rows be as long as they are.
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
+
+
+class _SeedList(click.Command):
+    """A command where `--seeds 1 2 3` is `--seeds 1,2,3`: numbers after the option's value belong to it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words: list[str] = []
+        for word in args:
+            if words[-2:-1] == ["--seeds"] and word.replace(",", "").isdigit():
+                words[-1] += f",{word}"
+            else:
+                words.append(word)
+        return super().parse_args(ctx, words)
+
+
+def _names(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
+    """`a,b` and repeated options as one list; `all` as an empty one."""
+    words = [word.strip() for value in values for word in value.split(",")]
+    if not all(words):
+        raise click.BadParameter("a name is empty", ctx, param)
+    return [] if "all" in words else words
+
+
+def _seeds(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[int]:
+    return [SEED(word, param, ctx) for word in _names(ctx, param, values)]
+
+
+@main.command(cls=_SeedList)
+@click.argument("protocol")
+@click.option("--out", type=FOLDER, required=True, help="Folder for runs and tables; what is complete there is kept.")
+@click.option("--suite", default="toybox", show_default=True, help="The data sets; toybox is drawn on the spot.")
+@click.option(
+    "--methods", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
+)
+@click.option(
+    "--datasets", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
+)
+@click.option(
+    "--seeds", multiple=True, default=["1,2,3"], show_default=True, callback=_seeds, help="1,2,3 or 1 2 3 or repeated."
+)
+@click.option("--recipe", default="fast", show_default=True, help="See `perlclip methods`.")
+@click.option("--shots", type=POSITIVE, default=16, show_default=True, help="Training images of each class.")
+@click.option("--backbone", default="tiny", show_default=True, help="Hub name, Hugging Face folder, or 'tiny'.")
+@click.option(
+    "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for those of the methods that have it."
+)
+@click.option("--jobs", type=POSITIVE, default=1, show_default=True, help="Runs at a time, each in its own process.")
+@click.option("--dry-run", is_flag=True, help="Only list the runs that would be done.")
+@_backbone_options
+def bench(
+    out: Path, methods: list[str], pairs: tuple[str, ...], jobs: int, dry_run: bool, device: str, **grid: Any
+) -> None:
+    """Run PROTOCOL (base-to-novel) for several methods, data sets and seeds. The same command again goes on."""
+    from perlclip.executor import run_all
+    from perlclip.files import write_files
+    from perlclip.protocols import Benchmark
+    from perlclip.runs import Store
+    from perlclip.tables import TABLES, runs_csv
+
+    methods = methods or perlclip.list_methods()
+    runs = Benchmark(methods=methods, settings=_settings_of(methods, pairs), **grid).runs()
+    store = Store(out / "runs")
+    if dry_run:
+        _print_plan(runs, store, jobs)
+        return
+    records = run_all(runs, store, jobs=jobs, device=device)
+    whole = [record for record in records if record["status"] == "complete"]
+    if whole:
+        tables = TABLES[grid["protocol"]](whole)
+        write_files({out / "runs.csv": runs_csv(whole).encode(), out / "tables.md": tables.encode()})
+        click.echo(tables)
+        click.echo(f"tables: {out / 'tables.md'}   runs: {out / 'runs.csv'}")
+    failed = [record for record in records if record["status"] == "failed"]
+    if failed:
+        raise PerlclipError(f"{len(failed)} of {len(records)} runs failed, the first with: {failed[0]['error']}")
+
+
+def _settings_of(methods: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`--set` for several methods: each gets what it has, and every setting must be somebody's."""
+    from dataclasses import fields
+
+    from perlclip.errors import unknown_name
+    from perlclip.methods import method_class
+
+    known = {method: {f.name for f in fields(method_class(method).config_class)} for method in methods}
+    for pair in pairs:
+        name = pair.partition("=")[0]
+        if not any(name in names for names in known.values()):
+            raise unknown_name("setting of these methods:", name, set().union(*known.values()))
+    return {
+        method: _settings(method, [pair for pair in pairs if pair.partition("=")[0] in names])
+        for method, names in known.items()
+    }
+
+
+def _print_plan(runs: "Sequence[Run]", store: "Store", jobs: int) -> None:
+    from perlclip.executor import complete, estimate
+    from perlclip.protocols import Workspace, resolve
+
+    workspace, stored = Workspace(), store.records()
+    done = complete({run: resolve(run, workspace) for run in runs}, store)
+    todo = [run for run in runs if run not in done]
+    for run in todo:
+        click.echo(run.name)
+    seconds = estimate(todo, stored.complete, jobs)
+    time = "an unknown time" if seconds is None else f"about {seconds / 60:.1f} min"
+    click.echo(f"{len(runs)} runs: {len(done)} complete, {len(todo)} to do, {time} with --jobs {jobs}")
+    if stored.failed or stored.damaged:
+        click.echo(f"in the store: {len(stored.failed)} failed and {len(stored.damaged)} damaged records", err=True)
+
+
+@main.group()
+def data() -> None:
+    """The fifteen data sets of CoOp's protocol, in CoOp's folders: see docs/data.md."""
+
+
+@data.command()
+@click.argument("root", type=FOLDER)
+@click.argument("names", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.pass_context
+def check(ctx: click.Context, root: Path, names: tuple[str, ...], as_json: bool) -> None:
+    """Look for every file of the data sets NAMES below ROOT; exit code 1 if one is incomplete.
+
+    Without NAMES all fifteen are looked for, and one that is wholly absent is no failure.
+    """
+    from dataclasses import asdict
+
+    from perlclip.data import check_dataset, dataset_names
+
+    failed = False
+    for name in names or dataset_names():
+        report = check_dataset(name, root)
+        click.echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else str(report))
+        failed |= report.status == "incomplete" or (bool(names) and report.status == "absent")
+    ctx.exit(1 if failed else 0)
+
+
+@data.command()
+@click.argument("name")
+@click.option("--data", "root", type=FOLDER, required=True, help="Folder that holds the data sets' folders.")
+@click.option("--shots", type=POSITIVE, default=16, show_default=True, help="Training images of each class.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="CoOp's are 1, 2 and 3.")
+@click.option("--out", type=FOLDER, required=True, help="JSON file to write.")
+def sample(name: str, root: Path, shots: int, seed: int, out: Path) -> None:
+    """Write the few-shot lists of data set NAME, CoOp's to the file, for others to use with `load_shots`."""
+    from perlclip.data import shots_json
+    from perlclip.files import write_files
+
+    content = shots_json(name, root, shots, seed)
+    if out.exists() and not (out.is_file() and out.read_bytes() == content):
+        raise PerlclipError(f"{out} already exists and holds something else")
+    write_files({out: content})
+    lists = json.loads(content)
+    click.echo(f"{out}: {len(lists['train'])} train and {len(lists['val'])} val images, sha256 {lists['sha256']}")

@@ -1,28 +1,26 @@
 """The demonstration: base-to-novel adaptation on drawn data with the embedded backbone.
 
-Each run is one JSON file in `OUT/runs`, written when it is complete; running again skips what is there.
+Its runs are those of `perlclip bench base-to-novel`, kept in `OUT/runs`; running again skips what is there.
 """
 
-import json
+import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from statistics import mean
 from typing import Any
 
 import click
 
-from perlclip.backbone import Backbone, load_backbone
-from perlclip.data.sets import ImageSet
-from perlclip.data.toybox import load_toybox, toybox_names
-from perlclip.evaluation import Evaluation, evaluate
-from perlclip.files import require_writable, write_files
-from perlclip.methods import create_method
-from perlclip.recipes import recipe as recipe_by_name
-from perlclip.train import fit
+from perlclip.data.toybox import load_toybox
+from perlclip.errors import PerlclipError
+from perlclip.executor import run_all
+from perlclip.files import write_files
+from perlclip.protocols import PROTOCOLS, SUITES, Benchmark
+from perlclip.runs import Record, Store
+from perlclip.tables import harmonic, markdown, runs_csv
 
-ALL_TASKS = toybox_names()[:11]
+ALL_TASKS = PROTOCOLS["base-to-novel"].datasets(SUITES["toybox"])
 THREE_TASKS = ("noisy_shapes", "faint_toys", "tiny_toys")
 SHOTS = 16
 STRIP = 6
@@ -37,93 +35,40 @@ With your own images, one folder per class:
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One training of PERL on the base half of a toybox set."""
-
-    task: str
-    seed: int
-    modalities: str
-    recipe: str
-
-    @property
-    def name(self) -> str:
-        """File name of the run."""
-        return f"{self.task}-{self.modalities}-{self.recipe}-seed{self.seed}"
-
-
-def run_all(grid: Sequence[Run], out: Path) -> None:
-    """Do what is not done yet, then print the table and draw the figure."""
-    require_writable(out / "runs")
-    backbone = load_backbone("tiny")
-    records = []
-    for number, run in enumerate(grid, start=1):
-        path = out / "runs" / f"{run.name}.json"
-        record = stored(path, run, backbone)
-        if record is None:
-            click.echo(f"[{number}/{len(grid)}] {run.name}", err=True)
-            record = perform(run, backbone)
-            write_files({path: (json.dumps(record) + "\n").encode()})
-        records.append(record)
-    write_files({out / "table.csv": _csv(records).encode()})
+def run_demo(
+    tasks: Sequence[str], out: Path, *, seeds: Sequence[int] = (1,), modalities: Sequence[str] = ("both",),
+    recipe: str = "extended",
+) -> None:  # fmt: skip
+    """Do what is not done yet, then print the table and draw the figure. Zero-shot CLIP is step 0 of PERL."""
+    runs = []
+    for side in modalities:
+        settings = {} if side == "both" else {"perl": {"modalities": side}}
+        grid = Benchmark(datasets=tasks, methods=["perl"], seeds=seeds, recipe=recipe, shots=SHOTS, settings=settings)
+        runs += grid.runs()
+    records = run_all(runs, Store(out / "runs"))
+    for record in records:
+        if record["status"] == "failed":
+            raise PerlclipError(record["error"])
+    write_files({out / "runs.csv": runs_csv(records).encode()})
     print_table(records)
     draw_figure(records, out / "demo.png")
     click.echo(f"\nfigure: {out / 'demo.png'}   runs: {out / 'runs'}\n{NEXT}")
 
 
-def stored(path: Path, run: Run, backbone: Backbone) -> dict[str, Any] | None:
-    """A run's record, if it is there, whole, and made with this backbone and this recipe."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_bytes())
-        settings = record["settings"]
-        current = json.loads(json.dumps(asdict(recipe_by_name("perl", run.recipe, backbone.name))))
-        same = settings["backbone"] == backbone.fingerprint and settings["recipe"] == current
-        return record if same else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _task(record: Record) -> str:
+    return str(record["run"]["dataset"])
 
 
-def perform(run: Run, backbone: Backbone) -> dict[str, Any]:
-    """Train on 16 shots of each base class; test on base and on novel classes."""
-    data = load_toybox(run.task)
-    shots = data.train.few_shot(SHOTS, Random(run.seed)).base()
-    method = create_method("perl", backbone, seed=run.seed, modalities=run.modalities)
-    result = fit(method, shots, recipe=run.recipe, seed=run.seed)
-    base_set, novel_set = data.test.base(), data.test.novel()
-    base, novel = evaluate(method, base_set), evaluate(method, novel_set)
-    return {
-        **asdict(run),
-        "base": base.step_accuracy,
-        "novel": novel.step_accuracy,
-        "parameters": method.num_trainable,
-        "seconds": round(result.seconds, 1),
-        "corrected": _corrected(run.task, "base", base_set, base) + _corrected(run.task, "novel", novel_set, novel),
-        "settings": result.settings,
-    }
+def _side(record: Record) -> str:
+    return str(record["config"]["modalities"])
 
 
-def _corrected(task: str, half: str, images: ImageSet, result: Evaluation) -> list[dict[str, Any]]:
-    """Images wrong at step 0 and right at step K: where they are, and the label before and after."""
-    first, last = result.predictions_KB[0], result.predictions_KB[-1]
-    found = ((first != result.labels_B) & (last == result.labels_B)).nonzero().flatten().tolist()
-    names = images.class_names
-    return [
-        {"task": task, "half": half, "index": i, "before": names[int(first[i])], "after": names[int(last[i])]}
-        for i in found[:STRIP]
-    ]
-
-
-def harmonic(base: float, novel: float) -> float:
-    """Harmonic mean of the two accuracies."""
-    return 2 * base * novel / (base + novel) if base + novel else 0.0
-
-
-def _rows(records: Sequence[dict[str, Any]]) -> list[list[Any]]:
+def _rows(records: Sequence[Record]) -> list[list[Any]]:
     """A row for each set and modality, seeds averaged, then the means over sets."""
     rows = []
-    for modalities in dict.fromkeys(record["modalities"] for record in records):
-        group = [record for record in records if record["modalities"] == modalities]
-        tasks = list(dict.fromkeys(record["task"] for record in group))
+    for modalities in dict.fromkeys(_side(record) for record in records):
+        group = [record for record in records if _side(record) == modalities]
+        tasks = list(dict.fromkeys(_task(record) for record in group))
         values = [[_seed_means(group, task, half) for half in ("base", "novel")] for task in tasks]
         rows += [[task, modalities, *_cells(base, novel)] for task, (base, novel) in zip(tasks, values, strict=True)]
         if len(tasks) > 1:
@@ -132,8 +77,10 @@ def _rows(records: Sequence[dict[str, Any]]) -> list[list[Any]]:
     return rows
 
 
-def _seed_means(group: Sequence[dict[str, Any]], task: str, half: str) -> list[float]:
-    return [mean(step) for step in zip(*(r[half] for r in group if r["task"] == task), strict=True)]
+def _seed_means(group: Sequence[Record], task: str, half: str) -> list[float]:
+    """Accuracy of each step."""
+    steps = (record["metrics"][half]["step_accuracy"] for record in group if _task(record) == task)
+    return [mean(step) for step in zip(*steps, strict=True)]
 
 
 def _cells(base: Sequence[float], novel: Sequence[float]) -> list[float]:
@@ -144,38 +91,25 @@ def _cells(base: Sequence[float], novel: Sequence[float]) -> list[float]:
 HEADER = ("set", "thinks", "CLIP base", "CLIP novel", "CLIP HM", "PERL base", "PERL novel", "PERL HM")
 
 
-def print_table(records: Sequence[dict[str, Any]]) -> None:
+def print_table(records: Sequence[Record]) -> None:
     """The table as Markdown, ready to paste."""
-    seeds = sorted({record["seed"] for record in records})
+    seeds = sorted({record["run"]["seed"] for record in records})
     click.echo(
         f"\nTest accuracy in %, {SHOTS} shots, seeds {', '.join(map(str, seeds))}; HM is of the row's base and novel.\n"
     )
-    rows = [[str(c) if isinstance(c, str) else f"{c:.1f}" for c in row] for row in _rows(records)]
-    widths = [max(len(row[i]) for row in [list(HEADER), *rows]) for i in range(len(HEADER))]
-    lines = [list(HEADER), ["-" * width for width in widths], *rows]
-    for line in lines:
-        click.echo("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
+    rows = [[cell if isinstance(cell, str) else f"{cell:.1f}" for cell in row] for row in _rows(records)]
+    click.echo(markdown(HEADER, rows), nl=False)
 
 
-def _csv(records: Sequence[dict[str, Any]]) -> str:
-    """Every run at full precision, one line each."""
-    steps = range(len(records[0]["base"]))
-    header = ["task", "modalities", "recipe", "seed", *(f"{half}_k{k}" for half in ("base", "novel") for k in steps)]
-    lines = [[str(r[key]) for key in header[:4]] + [f"{a:.4f}" for a in r["base"] + r["novel"]] for r in records]
-    return "\n".join(",".join(line) for line in [header, *lines]) + "\n"
-
-
-def draw_figure(records: Sequence[dict[str, Any]], path: Path) -> None:
+def draw_figure(records: Sequence[Record], path: Path) -> None:
     """Accuracy by refinement step, above a strip of test images whose label PERL corrected."""
-    import io
-
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = [r for r in records if r["modalities"] == records[0]["modalities"]]
-    corrected = _pick([case for record in shown for case in record["corrected"]], STRIP)
+    shown = [record for record in records if _side(record) == _side(records[0])]
+    corrected = _pick([case for record in shown for case in corrected_cases(record)], STRIP)
     figure = plt.figure(figsize=(11, 6.4), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=(3, 2)) if corrected else (figure, None)
     _draw_steps(top.subplots(1, 2, sharey=True), shown)
@@ -187,8 +121,8 @@ def draw_figure(records: Sequence[dict[str, Any]], path: Path) -> None:
     write_files({path: buffer.getvalue()})
 
 
-def _draw_steps(axes: Any, records: Sequence[dict[str, Any]]) -> None:
-    tasks = list(dict.fromkeys(record["task"] for record in records))
+def _draw_steps(axes: Any, records: Sequence[Record]) -> None:
+    tasks = list(dict.fromkeys(_task(record) for record in records))
     for axis, half, colour in zip(axes, ("base", "novel"), ("#0072b2", "#d55e00"), strict=True):
         curves = [_seed_means(records, task, half) for task in tasks]
         for task, curve in zip(tasks, curves, strict=True):
@@ -202,17 +136,38 @@ def _draw_steps(axes: Any, records: Sequence[dict[str, Any]]) -> None:
     axes[0].set_ylabel("test accuracy, %")
 
 
-def _pick(cases: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Case:
+    """A test image wrong at step 0 and right at step K: where it is, and its label before and after."""
+
+    task: str
+    half: str
+    index: int
+    before: int
+    after: int
+
+
+def corrected_cases(record: Record) -> list[Case]:
+    """The first few of each half."""
+    found = []
+    for half, answers in record["predictions"].items():
+        rows = zip(answers["labels"], answers["first"], answers["last"], strict=True)
+        cases = [Case(_task(record), half, i, b, a) for i, (label, b, a) in enumerate(rows) if b != label == a]
+        found += cases[:STRIP]
+    return found
+
+
+def _pick(cases: list[Case], count: int) -> list[Case]:
     """Spread the choice over sets and halves."""
     step = max(1, len(cases) // count)
     return cases[::step][:count]
 
 
-def _draw_strip(figure: Any, cases: Sequence[dict[str, Any]]) -> None:
+def _draw_strip(figure: Any, cases: Sequence[Case]) -> None:
     figure.suptitle("test images that zero-shot CLIP got wrong and PERL got right", fontsize=11)
     for axis, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
-        test = load_toybox(case["task"]).test
-        half = test.base() if case["half"] == "base" else test.novel()
-        axis.imshow(half.images[case["index"]])
-        axis.set_title(f"{case['before']} ✗\n→ {case['after']}", fontsize=8)
+        test = load_toybox(case.task).test
+        half = test.base() if case.half == "base" else test.novel()
+        axis.imshow(half.images[case.index])
+        axis.set_title(f"{half.class_names[case.before]} ✗\n→ {half.class_names[case.after]}", fontsize=8)
         axis.axis("off")

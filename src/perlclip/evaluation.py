@@ -37,13 +37,22 @@ class Evaluation:
 
 @torch.inference_mode()
 def evaluate(
-    method: Method, test_set: ImageSet, *, batch_size: int = 64, workers: int = 0, progress: bool = True
+    method: Method,
+    test_set: ImageSet,
+    *,
+    novel: bool = False,
+    batch_size: int = 64,
+    workers: int = 0,
+    progress: bool = True,
 ) -> Evaluation:
-    """Classify every image among the set's own classes; the class texts are encoded once."""
+    """Classify every image among the set's own classes; the class texts are encoded once.
+
+    `novel=True` says that these are not the classes trained on, which MMRL and MMRL++ answer differently.
+    """
     if not len(test_set):
         raise PerlclipError("the test set has no images")
     backbone = method.backbone
-    state = method.class_state(test_set.prompts)
+    state = method.class_state(test_set.classes, novel=novel)
     predictions: list[Tensor] = []
     probabilities: list[Tensor] = []
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
@@ -57,11 +66,12 @@ def evaluate(
     labels_B = torch.as_tensor([int(label) for label in test_set.labels])
     predictions_KB = torch.cat(predictions, 1)
     correct_KB = predictions_KB == labels_B
+    names = test_set.class_names
     return Evaluation(
         accuracy=_percent(correct_KB[-1]),
         class_accuracy={
-            name: _percent(correct_KB[-1][labels_B == c])
-            for c, name in enumerate(test_set.class_names)
+            name if names.count(name) == 1 else f"{name} (label {c})": _percent(correct_KB[-1][labels_B == c])
+            for c, name in enumerate(names)
             if (labels_B == c).any()
         },
         step_accuracy=[_percent(correct_B) for correct_B in correct_KB],

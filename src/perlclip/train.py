@@ -29,7 +29,7 @@ from perlclip.progress import Bar, progress_bar
 from perlclip.recipes import Recipe
 from perlclip.recipes import recipe as recipe_by_name
 
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CHECKPOINT_SECONDS = 30.0
 
 
@@ -66,9 +66,10 @@ def fit(
 ) -> FitResult:
     """Train a method's own parameters on labelled images.
 
-    `precision="bfloat16"` computes the frozen towers under autocast; the method's parameters stay float32. With a
-    `checkpoint` file the state is written every half minute, on Ctrl-C and at the end, and `resume=True` goes on from
-    it to the same result, bit by bit. The file is the caller's to remove once the result is safe elsewhere.
+    `precision="bfloat16"` or `"float16"` computes the frozen towers under autocast, the latter with a loss scale that
+    adapts; the method's parameters stay float32. With a `checkpoint` file the state is written every half minute, on
+    Ctrl-C and at the end, and `resume=True` goes on from it to the same result, bit by bit. The file is the caller's to
+    remove once the result is safe elsewhere.
     """
     if resume and checkpoint is None:
         raise PerlclipError("resume needs the checkpoint file to go on from")
@@ -84,6 +85,7 @@ def fit(
         for epoch in range(run.epoch, run.recipe.epochs):
             run.train_epoch(epoch, bar, path, interrupted)
     method.eval()
+    run.take_average()
     run.require_finite()
     if path:
         run.save(path)
@@ -105,7 +107,9 @@ class _Run:
         self.method, self.train_set, self.recipe = method, train_set, recipe
         self.seed, self.precision, self.workers = seed, precision, workers
         self.optimizer: Optimizer = recipe.build_optimizer(method.parameters())
-        self.class_state = method.class_state(train_set.prompts)
+        self.scaler = torch.amp.GradScaler(method.backbone.device.type, enabled=precision == "float16")
+        self.averages = {name: torch.zeros_like(p) for name, p in method.named_parameters()} if recipe.average else {}
+        self.class_state = method.class_state(train_set.classes)
         self.epoch = 0
         self.step = 0
         self.settings = self._describe()  # reads the images' bytes: before training, not when it is over
@@ -136,6 +140,8 @@ class _Run:
                 self.save(path)
             if stop:
                 raise Interrupted(f"interrupted after step {len(self.losses)}")
+        for name, average in self.averages.items():
+            average.add_(self.method.get_parameter(name).detach(), alpha=self.recipe.share(epoch))
         self.epoch, self.step = epoch + 1, 0
 
     def train_step(self, pixels: Tensor, labels: Tensor) -> float:
@@ -152,12 +158,19 @@ class _Run:
                 "or use float32"
             )
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.losses.append(value)
         self.images += len(labels)
         self.step += 1
         return value
+
+    def take_average(self) -> None:
+        """Weights of the epochs' ends averaged, where the recipe says so."""
+        for name, average in self.averages.items():
+            with torch.no_grad():
+                self.method.get_parameter(name).copy_(average)
 
     def require_finite(self) -> None:
         """Refuse a result with infinities; the loss is checked before each step and cannot see the last one."""
@@ -181,8 +194,13 @@ class _Run:
 
     def save(self, path: Path) -> None:
         """Write the state after the last complete step."""
-        position = {"epoch": self.epoch, "step": self.step, "settings": self.settings}
-        save_checkpoint(path, self.method, self.optimizer, self.losses, position)
+        position = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "settings": self.settings,
+            "scaler": self.scaler.state_dict(),
+        }
+        save_checkpoint(path, self.method, self.optimizer, self.averages, self.losses, position)
         self.saved = time.monotonic()
 
     def load(self, path: Path) -> None:
@@ -194,7 +212,8 @@ class _Run:
                 raise PerlclipError(
                     f"cannot resume from {path}: it was made with another {key} ({theirs.get(key)!r}, now {value!r})"
                 )
-        checkpoint.restore(self.method, self.optimizer)
+        checkpoint.restore(self.method, self.optimizer, self.averages)
+        self.scaler.load_state_dict(checkpoint.position["scaler"])
         self.losses = checkpoint.losses
         self.epoch, self.step = checkpoint.position["epoch"], checkpoint.position["step"]
 

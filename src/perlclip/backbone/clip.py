@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from perlclip.backbone.shared import SharedText
 from perlclip.backbone.tower import Tower, build_towers
 from perlclip.data.images import Preprocess
 from perlclip.errors import PerlclipError, unknown_name
@@ -59,9 +61,13 @@ class Backbone:
         """E, the width of the shared embedding space."""
         return self.text.head.out_features
 
-    def tokenize(self, prompts: Sequence[str]) -> Tokens:
-        """Prompts to ids; the EOS position is the first EOS id (CLIP's own padding is EOS, too)."""
+    def tokenize(self, prompts: Sequence[str], free: int = 0) -> Tokens:
+        """Prompts to ids; the EOS position is the first EOS id (CLIP's own padding is EOS, too).
+
+        `free` positions are left between SOS and the text, for rows that a method puts there.
+        """
         rows: list[list[int]] = self.tokenizer(list(prompts), padding=False, truncation=False)["input_ids"]
+        rows = [row[:1] * (free + 1) + row[1:] for row in rows]
         for prompt, row in zip(prompts, rows, strict=True):
             if len(row) > self.context_length:
                 raise PerlclipError(
@@ -72,6 +78,41 @@ class Backbone:
         longest = max(eos) + 1
         ids = [(row + [eos_id] * longest)[:longest] for row in rows]
         return Tokens(torch.tensor(ids, device=self.device), torch.tensor(eos, device=self.device))
+
+    def shared_text(self, prompts: Sequence[str], free: int = 0) -> SharedText:
+        """Prompts as rows before the first block of the text tower, what they have in common kept once."""
+        tokens = self.tokenize(prompts, free)
+        return SharedText.embed(self.text, tokens.ids_BN, tokens.eos_B)
+
+    def word_rows(self, phrase: str, count: int) -> Tensor:
+        """Token embeddings of the phrase's first `count` tokens, without positions: (count, D), float32."""
+        if self.tokenizer is None:  # a shape without weights
+            return torch.zeros(count, self.text.width)
+        ids: list[int] = self.tokenizer([phrase], add_special_tokens=False)["input_ids"][0]
+        if len(ids) < count:
+            raise PerlclipError(f"the phrase {phrase!r} has {len(ids)} tokens; {count} are needed")
+        token = self.text.embed.token
+        assert isinstance(token, Tensor)
+        return token[torch.tensor(ids[:count], device=self.device)].float()
+
+    def text_features(self, prompts: Sequence[str], chunk: int = 1000) -> Tensor:
+        """The frozen CLIP's text features, not yet of unit length: (C, E)."""
+        parts = [self.shared_text(prompts[i : i + chunk]).pool() for i in range(0, len(prompts), chunk)]
+        return self.text.features(torch.cat(parts))
+
+    def encode_text(self, prompts: Sequence[str]) -> Tensor:
+        """The frozen CLIP's unit text embeddings, (C, E)."""
+        return F.normalize(self.text_features(prompts), dim=-1)
+
+    def encode_image(self, pixels: Tensor) -> Tensor:
+        """The frozen CLIP's unit image embeddings, (B, E)."""
+        x_BND = self.vision.embed(pixels)
+        return self.vision.project(self.vision.pool(x_BND, cls_rows(x_BND)))
+
+
+def cls_rows(x_BND: Tensor) -> Tensor:
+    """Row 0 of each sequence: where images are read out."""
+    return torch.zeros(len(x_BND), dtype=torch.long, device=x_BND.device)
 
 
 def load_backbone(name: str, device: str | torch.device = "cpu", dtype: str | torch.dtype = "float32") -> Backbone:

@@ -4,12 +4,15 @@ Methods insert, replace and read tokens between blocks, so the forward pass is o
 `transformers.CLIPModel`, with which `tests/test_tower.py` checks agreement to 1e-5. Every shortcut here is exact:
 same function, less work.
 
-* `Block.read`     the last block evaluated only at the row that is read out, keys and values never formed;
+* `Block.read`     the last block evaluated only at the rows that are read out, keys and values never formed;
+* `context`        rows that others attend to and that are not updated themselves: a prefix that all class texts share
+                   (`SharedText`), or prompts that the next block replaces anyway;
 * `Refinement`     the upper blocks entered many times over one frozen sequence, whose queries, keys and values
                    in the first of them are computed once;
 * attention        always through `scaled_dot_product_attention`.
 
-Shapes: B sequences (images or classes), N tokens, k rows put before them, D width, H heads, d = D / H, E shared width.
+Shapes: B sequences (images or classes), N tokens, k rows put before them, R rows read, D width, H heads, d = D / H,
+E shared width; A context sequences, each of which serves B / A of the B.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,9 +40,21 @@ class Block(nn.Module):
         self.fc1 = _linear(state, f"{prefix}mlp.fc1.")
         self.fc2 = _linear(state, f"{prefix}mlp.fc2.")
 
-    def forward(self, x_BND: Tensor, causal: bool) -> Tensor:
-        """The whole block at every row."""
-        return self.attend(x_BND, self.project_qkv(x_BND), causal)
+    def forward(self, x_BND: Tensor, causal: bool, context_AkD: Tensor | None = None) -> Tensor:
+        """The block at every row of x. Context rows stand before x and are attended to, but not updated."""
+        q_BHNd, k_BHNd, v_BHNd = self.project_qkv(x_BND)
+        if context_AkD is None:
+            return self.attend(x_BND, (q_BHNd, k_BHNd, v_BHNd), causal)
+        B, N, D = x_BND.shape
+        A, k, _ = context_AkD.shape
+        kv_Ak2D = F.linear(self.norm1(context_AkD.to(x_BND.dtype)), self.qkv.weight[D:], self.qkv.bias[D:])
+        for_all_2BHkd = _serve(kv_Ak2D.view(A, k, 2, self.heads, -1).permute(2, 0, 3, 1, 4), B, dim=1)
+        k_BHMd, v_BHMd = (
+            torch.cat([other, own], 2) for other, own in zip(for_all_2BHkd, (k_BHNd, v_BHNd), strict=True)
+        )
+        seen_NM = torch.ones(N, k + N, dtype=torch.bool, device=x_BND.device).tril(k) if causal else None
+        a_BHNd = F.scaled_dot_product_attention(q_BHNd, k_BHMd, v_BHMd, attn_mask=seen_NM)
+        return self._finish(x_BND, a_BHNd.transpose(1, 2).flatten(2))
 
     def project_qkv(self, x_BND: Tensor) -> QKV:
         """Queries, keys and values of each row, (B, H, N, d) each."""
@@ -53,26 +68,34 @@ class Block(nn.Module):
         a_BHNd = F.scaled_dot_product_attention(*qkv, is_causal=causal)
         return self._finish(x_BND, a_BHNd.transpose(1, 2).flatten(2))
 
-    def read(self, x_BND: Tensor, rows_B: Tensor, causal: bool) -> Tensor:
-        """The block's output at row `rows_B[b]` of sequence b, (B, D).
+    def read(self, x_BND: Tensor, rows_BR: Tensor, causal: bool, context_AkD: Tensor | None = None) -> Tensor:
+        """The block's output at rows `rows_BR[b]` of sequence b, (B, R, D); context as in `forward`.
 
-        With one query per sequence, keys and values need not be formed: q·(W_k y_n + b_k) = (W_kᵀ q)·y_n + c, where c
+        With few queries per sequence, keys and values need not be formed: q·(W_k y_n + b_k) = (W_kᵀ q)·y_n + c, where c
         is the same for all n and leaves the softmax unchanged, and Σ_n a_n (W_v y_n + b_v) = W_v (Σ_n a_n y_n) + b_v.
-        That is 2 H D multiplications a token instead of 2 D².
+        That is 2 R H D multiplications a token instead of 2 D².
         """
         B, N, D = x_BND.shape
+        R, H = rows_BR.shape[1], self.heads
         y_BND = self.norm1(x_BND)
-        b = torch.arange(B, device=x_BND.device)
+        b_B1 = torch.arange(B, device=x_BND.device)[:, None]
         wq_DD, wk_HdD, wv_HdD = self._split_weight()
         bq_D, _, bv_D = self.qkv.bias.chunk(3)
-        q_BHd = F.linear(y_BND[b, rows_B], wq_DD, bq_D).view(B, self.heads, -1) * (D // self.heads) ** -0.5
-        s_BHN = torch.einsum("bhd,hde->bhe", q_BHd, wk_HdD) @ y_BND.transpose(1, 2)
+        q_BRHd = F.linear(y_BND[b_B1, rows_BR], wq_DD, bq_D).view(B, R, H, -1) * (D // H) ** -0.5
+        u_BSD = torch.einsum("brhd,hde->brhe", q_BRHd, wk_HdD).reshape(B, R * H, D)
+        s_BSN = u_BSD @ y_BND.transpose(1, 2)
         if causal:
-            hidden_BN = torch.arange(N, device=x_BND.device) > rows_B[:, None]
-            s_BHN = s_BHN.masked_fill(hidden_BN[:, None], float("-inf"))
-        p_BHN = s_BHN.softmax(-1, dtype=torch.float32).to(y_BND.dtype)
-        a_BHd = torch.einsum("bhe,hde->bhd", p_BHN @ y_BND, wv_HdD)
-        return self._finish(x_BND[b, rows_B], a_BHd.reshape(B, D) + bv_D)
+            hidden_BRN = torch.arange(N, device=x_BND.device) > rows_BR[..., None]
+            s_BSN = s_BSN.masked_fill(hidden_BRN.repeat_interleave(H, 1), float("-inf"))
+        if context_AkD is None:
+            m_BSD = _softmax(s_BSN, y_BND.dtype) @ y_BND
+        else:
+            c_BkD = _serve(self.norm1(context_AkD.to(x_BND.dtype)), B, dim=0)
+            k = c_BkD.shape[1]
+            p_BSM = _softmax(torch.cat([u_BSD @ c_BkD.transpose(1, 2), s_BSN], -1), y_BND.dtype)
+            m_BSD = p_BSM[..., :k] @ c_BkD + p_BSM[..., k:] @ y_BND
+        a_BRHd = torch.einsum("brhe,hde->brhd", m_BSD.view(B, R, H, D), wv_HdD)
+        return self._finish(x_BND[b_B1, rows_BR], a_BRHd.reshape(B, R, D) + bv_D)
 
     def _split_weight(self) -> QKV:
         wq_DD, wk_DD, wv_DD = self.qkv.weight.chunk(3)
@@ -93,9 +116,9 @@ class TextEmbedding(nn.Module):
         self.token = nn.Parameter(state["text_model.embeddings.token_embedding.weight"].clone())
         self.position = nn.Parameter(state["text_model.embeddings.position_embedding.weight"].clone())
 
-    def forward(self, ids_BN: Tensor) -> Tensor:
-        """(B, N) token ids -> (B, N, D)."""
-        return F.embedding(ids_BN, self.token) + self.position[: ids_BN.shape[1]]
+    def forward(self, ids_BN: Tensor, start: int = 0) -> Tensor:
+        """(B, N) token ids at positions start, start + 1, … -> (B, N, D)."""
+        return F.embedding(ids_BN, self.token) + self.position[start : start + ids_BN.shape[1]]
 
 
 class ImageEmbedding(nn.Module):
@@ -145,9 +168,16 @@ class Tower(nn.Module):
         """L, the number of blocks."""
         return len(self.blocks)
 
-    def block(self, i: int, x_BND: Tensor) -> Tensor:
-        """Block i (from 0) at every row."""
-        out: Tensor = self.blocks[i](x_BND, self.causal)
+    @property
+    def patches(self) -> int:
+        """Rows of an image beside CLS; the text tower has as many positions beside SOS."""
+        position = self.embed.position
+        assert isinstance(position, Tensor)
+        return len(position) - 1
+
+    def block(self, i: int, x_BND: Tensor, context_AkD: Tensor | None = None) -> Tensor:
+        """Block i (from 0) at every row of x, which also attends to the context rows, if there are any."""
+        out: Tensor = self.blocks[i](x_BND, self.causal, context_AkD)
         return out
 
     def run(self, x_BND: Tensor, start: int, stop: int) -> Tensor:
@@ -156,11 +186,13 @@ class Tower(nn.Module):
             x_BND = self.block(i, x_BND)
         return x_BND
 
-    def read(self, x_BND: Tensor, rows_B: Tensor) -> Tensor:
-        """The last block at the rows read out."""
+    def read(self, x_BND: Tensor, rows_B: Tensor, context_AkD: Tensor | None = None) -> Tensor:
+        """The last block at the row read out of each sequence, (B, D); (B, R, D) if rows are (B, R)."""
         last = self.blocks[-1]
         assert isinstance(last, Block)
-        return last.read(x_BND, rows_B, self.causal)
+        rows_BR = rows_B if rows_B.ndim == 2 else rows_B[:, None]
+        h_BRD = last.read(x_BND, rows_BR, self.causal, context_AkD)
+        return h_BRD if rows_B.ndim == 2 else h_BRD[:, 0]
 
     def pool(self, x_BND: Tensor, rows_B: Tensor, start: int = 0) -> Tensor:
         """Pool(blocks start..L of x): the residual stream at `rows_B` after the last block, before the final norm."""
@@ -168,7 +200,12 @@ class Tower(nn.Module):
 
     def project(self, h_BD: Tensor) -> Tensor:
         """pi: final norm and projection head, then unit length, in float32. (B, D) -> (B, E)."""
-        return F.normalize(self.head(self.norm(h_BD)).float(), dim=-1)
+        return F.normalize(self.features(h_BD), dim=-1)
+
+    def features(self, h_BD: Tensor) -> Tensor:
+        """The same before it is brought to unit length."""
+        out: Tensor = self.head(self.norm(h_BD)).float()
+        return out
 
 
 class Refinement:
@@ -184,18 +221,29 @@ class Refinement:
         # Where the first upper block is also the last, `read` forms no keys to reuse.
         self.qkv = first.project_qkv(x_BND) if start < tower.depth - 1 else None
 
-    def pool(self, front_BkD: Tensor | None = None) -> Tensor:
-        """Pool(R_m(front ‖ x)), read at the sequence's own row, never at a front row. (B, D)."""
+    def pool(self, front_BkD: Tensor | None = None, later: Mapping[int, Tensor] | None = None) -> Tensor:
+        """Pool(R_m(front ‖ x)), read at the sequence's own row, never at a front row. (B, D).
+
+        `later[i]` replaces the front rows before block i.
+        """
         k = 0 if front_BkD is None else front_BkD.shape[1]
-        x_BND = self.x_BND if front_BkD is None else torch.cat([front_BkD.to(self.x_BND.dtype), self.x_BND], 1)
-        if self.qkv is None:
-            return self.tower.read(x_BND, self.rows_B + k)
+        x_BND = self.x_BND if front_BkD is None else _front(front_BkD, self.x_BND)
+        for i in range(self.start, self.tower.depth - 1):
+            if later and i in later:
+                x_BND = _front(later[i], x_BND[:, k:])
+            x_BND = self._enter(x_BND, k) if i == self.start else self.tower.block(i, x_BND)
+        if later and self.tower.depth - 1 in later:
+            x_BND = _front(later[self.tower.depth - 1], x_BND[:, k:])
+        return self.tower.read(x_BND, self.rows_B + k)
+
+    def _enter(self, x_BND: Tensor, k: int) -> Tensor:
+        """The first block, where only the front rows' queries, keys and values are new."""
+        assert self.qkv is not None
         qkv = self.qkv
         if k:
             front = self.first.project_qkv(x_BND[:, :k])
             qkv = tuple(torch.cat([new, kept], 2) for new, kept in zip(front, qkv, strict=True))  # type: ignore[assignment]
-        x_BND = self.first.attend(x_BND, qkv, self.tower.causal)
-        return self.tower.pool(x_BND, self.rows_B + k, self.start + 1)
+        return self.first.attend(x_BND, qkv, self.tower.causal)
 
 
 def build_towers(
@@ -220,6 +268,20 @@ def build_towers(
             causal=side == "text",
         )
     return towers
+
+
+def _front(front_BkD: Tensor, x_BND: Tensor) -> Tensor:
+    return torch.cat([front_BkD.to(x_BND.dtype), x_BND], 1)
+
+
+def _serve(rows: Tensor, count: int, dim: int) -> Tensor:
+    """Repeat each of the A sequences along `dim` for the count / A that share it."""
+    A = rows.shape[dim]
+    return rows if count == A else rows.repeat_interleave(count // A, dim)
+
+
+def _softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    return scores.softmax(-1, dtype=torch.float32).to(dtype)
 
 
 def _linear(state: State, *prefixes: str) -> nn.Linear:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from perlclip.data.images import check_image, images_under
-from perlclip.data.sets import DEFAULT_TEMPLATE, ImageSet
+from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError, unknown_name
+from perlclip.prompts import DEFAULT_TEMPLATE
 
 SPLITS = ("train", "val", "test")
 Labelled = list[tuple[Path, str]]
@@ -61,7 +62,7 @@ def train_val(pool: ImageSet, *, shots: int | None = None, val: int = 4, seed: i
         _require_shots(pool, shots)
         train = pool.sample(shots, rng)
         rest = pool.select(_without(pool, train))
-        return pool.select(train), rest.few_shot(val, rng)
+        return pool.select(train), rest.few_shot(val, rng) if len(rest) else rest
     held_out: list[int] = []
     for indices in pool.by_class().values():
         held_out += rng.sample(indices, min(val, len(indices) // 5))

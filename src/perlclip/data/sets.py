@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 from perlclip.errors import PerlclipError
+from perlclip.prompts import DEFAULT_TEMPLATE, Classes, check_class_names, check_template
 
 ImageSource = str | Path | Image.Image | np.ndarray
-DEFAULT_TEMPLATE = "a photo of a {}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +24,12 @@ class ImageSet:
     class_names: tuple[str, ...]
     template: str = DEFAULT_TEMPLATE
     name: str = ""
+    unique_names: bool = True  # False where a published list repeats a name, and only labels tell the classes apart
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
-        check_class_names(self.class_names)
+        check_class_names(self.class_names, unique=self.unique_names)
         check_template(self.template)
         if len(self.labels) and not 0 <= min(self.labels) <= max(self.labels) < len(self.class_names):
             raise PerlclipError(f"labels must be in 0..{len(self.class_names) - 1}, as there are so many class names")
@@ -37,9 +38,14 @@ class ImageSet:
         return len(self.labels)
 
     @property
+    def classes(self) -> Classes:
+        """The classes as text."""
+        return Classes.spoken(self.class_names, self.template)
+
+    @property
     def prompts(self) -> list[str]:
         """The template with each class name in it."""
-        return [self.template.format(name.replace("_", " ")) for name in self.class_names]
+        return self.classes.prompts()
 
     def select(self, indices: Iterable[int]) -> "ImageSet":
         """The images at these positions, in this order."""
@@ -58,6 +64,8 @@ class ImageSet:
 
         CoOp draws train with `random.seed(seed)`, then val from the same stream: pass one `Random(seed)` to both.
         """
+        if not len(self):
+            raise PerlclipError(f"{self.name or 'the set'} has no images to draw shots from")
         chosen: list[int] = []
         for indices in self.by_class().values():
             chosen += rng.sample(indices, shots) if len(indices) >= shots else indices
@@ -110,33 +118,18 @@ class DataSet:
         return self.train.template
 
 
-def check_class_names(names: Sequence[str]) -> None:
-    """Refuse an empty list, empty names and duplicates (after underscores became spaces)."""
-    if isinstance(names, str):
-        raise PerlclipError(f"class names must be a list of names, got the one string {names!r}")
-    if not names:
-        raise PerlclipError("no class names given")
-    seen: dict[str, str] = {}
-    for name in names:
-        if not isinstance(name, str) or not name.isprintable():  # undecodable bytes of a file name are not printable
-            raise PerlclipError(f"class name {name!r} is not a printable text")
-        plain = name.replace("_", " ").strip()
-        if not plain:
-            raise PerlclipError("a class name is empty")
-        if plain in seen:
-            raise PerlclipError(f"duplicate class name {plain!r} (from {seen[plain]!r} and {name!r})")
-        seen[plain] = name
+def few_shot_split(data: DataSet, shots: int, seed: int) -> tuple[ImageSet, ImageSet]:
+    """CoOp's train and val shots, to the file: train first, then min(shots, 4) of val, over all classes, one stream.
 
-
-def check_template(template: str) -> None:
-    """A template has exactly one plain `{}`."""
-    if (
-        not isinstance(template, str)
-        or template.count("{}") != 1
-        or template.count("{") != 1
-        or template.count("}") != 1
-    ):
-        raise PerlclipError(f"template {template!r} must contain one {{}} where the class name goes")
+    Halve the result for base-to-novel, not the data. Where the validation images are the test images (ImageNet), only
+    train is drawn, and val is empty.
+    """
+    if shots < 1:
+        raise PerlclipError(f"shots must be at least 1, got {shots}")
+    rng = random.Random(seed)
+    train = data.train.few_shot(shots, rng)
+    own_val = len(data.val) and data.val is not data.test
+    return train, data.val.few_shot(min(shots, 4), rng) if own_val else data.val.select([])
 
 
 def _content(image: ImageSource) -> bytes:

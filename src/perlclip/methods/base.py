@@ -1,7 +1,8 @@
 """The contract every method fulfils, and the registry that finds a method by name.
 
 A method is one file: a `Config` dataclass, a `Method` subclass, `@register`. It gets a frozen backbone and adds its own
-parameters, which are all of `method.parameters()`: the backbone is no submodule.
+parameters, which are all of `method.parameters()`: the backbone is no submodule. Parameters are float32 whatever the
+towers compute in.
 
 Shapes: B images, C classes, E shared embedding width.
 """
@@ -9,7 +10,8 @@ Shapes: B images, C classes, E shared embedding width.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatch
-from typing import Any, ClassVar
+from types import UnionType
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 
 from perlclip.backbone import Backbone
 from perlclip.errors import PerlclipError, unknown_name
+from perlclip.prompts import Classes
 
 # Which values the parameters have: their storage and in-place version counters.
 Stamp = tuple[tuple[int, int], ...]
@@ -24,21 +27,72 @@ Stamp = tuple[tuple[int, int], ...]
 
 @dataclass(kw_only=True)
 class ClassState:
-    """What is constant for one list of classes, computed once: here the prompts; methods add their frozen parts."""
+    """What is constant for one list of classes, computed once: here the names; methods add their frozen parts.
 
-    prompts: tuple[str, ...]
+    `novel` says that the method was trained on other classes, which some methods answer differently.
+    """
+
+    classes: Classes
+    novel: bool = False
     kept: dict[str, tuple[Stamp, Tensor]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A method's settings; subclasses add fields with defaults and check them further in `__post_init__`."""
+    """A method's settings; subclasses add annotated fields with defaults and check them further in `__post_init__`."""
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value, kind = getattr(self, f.name), type(f.default)
-            if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
-                raise PerlclipError(f"setting {f.name!r} must be of type {kind.__name__}, got {value!r}")
+        for name, hint in setting_types(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, list):
+                value = tuple(value)
+                object.__setattr__(self, name, value)
+            if not any(_fits(value, kind) for kind in hint):
+                kinds = " or ".join(_spoken(kind) for kind in hint)
+                raise PerlclipError(f"setting {name!r} must be of type {kinds}, got {value!r}")
+
+    def require(self, **limits: tuple[float, float]) -> None:
+        """Each named number within its two bounds, which are allowed; infinities and NaN are not."""
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not low <= value <= high or value == float("inf"):
+                bound = f"at least {low} and finite" if high == float("inf") else f"in {low}..{high}"
+                raise PerlclipError(f"{name} must be {bound}, got {value}")
+
+
+def setting_types(config: type[Config]) -> dict[str, tuple[Any, ...]]:
+    """The types that each setting may have."""
+    hints = get_type_hints(config)
+    return {
+        f.name: get_args(hints[f.name]) if isinstance(hints[f.name], UnionType) else (hints[f.name],)
+        for f in fields(config)
+    }
+
+
+def parse_setting(config: type[Config], name: str, text: str) -> Any:
+    """`7`, `0.5`, `vision`, or `3,7,11` as the type that the setting has; templates are separated by `;`."""
+    for kind in setting_types(config)[name]:
+        try:
+            if get_origin(kind) is tuple:
+                item = get_args(kind)[0]
+                return tuple(item(part.strip()) for part in text.split(";" if item is str else ","))
+            if kind is bool:
+                return {"true": True, "false": False}[text.lower()]
+            return kind(text)
+        except (ValueError, KeyError):
+            continue
+    kinds = " or ".join(_spoken(kind) for kind in setting_types(config)[name])
+    raise PerlclipError(f"--set {name} takes a value of type {kinds}, got {text!r}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and len(value) > 0 and all(_fits(item, get_args(kind)[0]) for item in value)
+    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _spoken(kind: Any) -> str:
+    return f"list of {get_args(kind)[0].__name__}" if get_origin(kind) is tuple else str(kind.__name__)
 
 
 class Method(nn.Module):
@@ -46,6 +100,7 @@ class Method(nn.Module):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    where: ClassVar[str]
     venue: ClassVar[str]
     config_class: ClassVar[type[Config]] = Config
 
@@ -59,8 +114,18 @@ class Method(nn.Module):
         """Trained parameters, to the unit."""
         return sum(p.numel() for p in self.parameters())
 
-    def class_state(self, prompts: Sequence[str]) -> ClassState:
-        """Everything about these classes that training does not change."""
+    def class_state(self, classes: Classes | Sequence[str], *, novel: bool = False) -> ClassState:
+        """Everything about these classes that training does not change; `novel`: others were trained on.
+
+        `classes` are names with a template, or just prompts.
+        """
+        with torch.no_grad():
+            state = self.prepare(Classes.of(classes))
+        state.novel = novel
+        return state
+
+    def prepare(self, classes: Classes) -> ClassState:
+        """The method's part of `class_state`."""
         raise NotImplementedError
 
     def encode_text(self, state: ClassState) -> Tensor:
@@ -83,6 +148,19 @@ class Method(nn.Module):
         """The training objective; cross-entropy unless the method says otherwise."""
         return F.cross_entropy(self.logits(pixels, state), labels)
 
+    def classify(self, v_BE: Tensor, t_CE: Tensor, labels: Tensor) -> Tensor:
+        """CE(tau v Tᵀ, y), the part that all losses have in common."""
+        return F.cross_entropy(self.similarity(v_BE, t_CE), labels)
+
+    def frozen_image(self, pixels: Tensor) -> Tensor:
+        """The frozen CLIP's image embeddings, without a graph unless the pixels ask for one."""
+        with self.no_graph(pixels):
+            return self.backbone.encode_image(pixels)
+
+    def no_graph(self, pixels: Tensor) -> torch.set_grad_enabled:
+        """Frozen work on images records no graph, unless someone wants gradients with respect to the pixels."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad)
+
     def similarity(self, v_BE: Tensor, t_CE: Tensor) -> Tensor:
         """tau v tᵀ with CLIP's frozen logit scale, in float32."""
         with torch.autocast(v_BE.device.type, enabled=False):
@@ -103,14 +181,19 @@ class Method(nn.Module):
         return kept[1]
 
 
+def cosine_distance(a_BE: Tensor, b_BE: Tensor) -> Tensor:
+    """1 - mean cosine of paired unit vectors."""
+    return 1 - (a_BE * b_BE).sum(-1).mean()
+
+
 _REGISTRY: dict[str, type[Method]] = {}
 
 
-def register(name: str, *, summary: str, venue: str) -> Callable[[type[Method]], type[Method]]:
-    """Class decorator: make a method known by name."""
+def register(name: str, *, summary: str, where: str, venue: str) -> Callable[[type[Method]], type[Method]]:
+    """Class decorator: make a method known by name, with what it trains, where in the towers, and its paper."""
 
     def add(cls: type[Method]) -> type[Method]:
-        cls.name, cls.summary, cls.venue = name, summary, venue
+        cls.name, cls.summary, cls.where, cls.venue = name, summary, where, venue
         _REGISTRY[name] = cls
         return cls
 
@@ -136,7 +219,10 @@ def create_method(name: str, backbone: Backbone, *, seed: int = 1, **config: Any
     for key in config:
         if key not in known:
             raise unknown_name(f"setting of method {name!r}:", key, known)
-    settings = cls.config_class(**config)
+    try:
+        settings = cls.config_class(**config)
+    except PerlclipError as error:
+        raise PerlclipError(f"{name}: {error}") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         method = cls(backbone, settings)

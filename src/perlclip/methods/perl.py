@@ -9,27 +9,60 @@ Each tower is split at depth J into a base B (blocks 1..J) and a refinement R (b
 
 phi is the only trained part: one per tower, shared by all steps, 5 d + 1 parameters at rank 1, 6,402 on ViT-B/16.
 
+Variants (the paper's table of reasoning-loop configurations): `early` and `deep` move the thoughts, the others add
+specific projectors, whose output is added to the shared one's. With several depths, thoughts enter at the first and
+their rows are replaced at each later one.
+
+    variant     depth J       projectors a tower      on ViT-B/16
+    shared      7             1                             6,402
+    early       0             1                             6,402
+    deep        3, 7, 11      1                             6,402
+    step        7             1 + K                        32,010
+    layer       7, 9, 11      1 + depths                   25,608
+    layerstep   7, 9, 11      1 + depths x K               83,226
+
 What is not repeated: S, h0 and the first refinement block's Q, K, V of S are frozen, so they are computed without a
 graph, for the classes once per class list (`class_state`) and for the images once per batch.
 
 Shapes: B images or classes, N tokens, k thoughts, D tower width, E shared width, K steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import inf
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perlclip.backbone import Backbone, Refinement, Tower
+from perlclip.backbone import Backbone, Refinement, Tower, cls_rows
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.methods.base import ClassState, Config, Method, register
+from perlclip.methods.base import ClassState, Config, Method, cosine_distance, register
+from perlclip.prompts import Classes
 
 MODALITIES = {"both": ("vision", "text"), "vision": ("vision",), "text": ("text",)}
 INITS = ("normal", "torch", "zero")
-VARIANTS = ("shared",)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Where the thoughts of a variant enter by default, and what has projectors of its own."""
+
+    depth: int | tuple[int, ...] = 7
+    per_layer: bool = False
+    per_step: bool = False
+
+
+VARIANTS = {
+    "shared": Variant(),
+    "early": Variant(depth=0),
+    "deep": Variant(depth=(3, 7, 11)),
+    "step": Variant(per_step=True),
+    "layer": Variant(depth=(7, 9, 11), per_layer=True),
+    "layerstep": Variant(depth=(7, 9, 11), per_layer=True, per_step=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +71,31 @@ class PerlConfig(Config):
 
     rank: int = 1  # r, the projector's bottleneck
     steps: int = 4  # K, refinement steps
-    depth: int = 7  # J, blocks before the thoughts enter
+    depth: int | tuple[int, ...] = 7  # J, blocks before the thoughts enter; left at 7 it is the variant's own
     anchor: float = 1.0  # lambda, weight of the pull towards the zero-shot image embedding
     modalities: str = "both"  # which towers think: both, vision, text
-    variant: str = "shared"  # one projector a tower, used at every step
+    variant: str = "shared"  # see the table above
     init: str = "normal"  # weights N(0, 0.02), biases 0; "torch": PyTorch's default; "zero": up-projection 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, least in (("rank", 1), ("steps", 0), ("depth", 0), ("anchor", 0.0)):
-            if not least <= getattr(self, key) < float("inf"):
-                raise PerlclipError(f"perl: {key} must be at least {least} and finite, got {getattr(self, key)}")
         for key, known in (("modalities", MODALITIES), ("variant", VARIANTS), ("init", INITS)):
             if getattr(self, key) not in known:
-                raise unknown_name(f"value of perl's {key}", str(getattr(self, key)), known)
+                raise unknown_name(f"value of {key}", str(getattr(self, key)), known)
+        if self.depth == PerlConfig.depth:
+            object.__setattr__(self, "depth", VARIANTS[self.variant].depth)
+        self.require(rank=(1, inf), steps=(0, inf), anchor=(0.0, inf))
+        if min(self.depths) < 0 or list(self.depths) != sorted(set(self.depths)):
+            raise PerlclipError(f"depth must be 0 or more, several depths rising, got {self.depth}")
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths as a tuple, also where there is one."""
+        return self.depth if isinstance(self.depth, tuple) else (self.depth,)
+
+
+# think(k, h) gives the thought of step k + 1 at each depth, from the state after step k.
+Think = Callable[[int, Tensor], list[Tensor]]
 
 
 class Projector(nn.Module):
@@ -84,13 +128,15 @@ class Recurrence:
         self.refinement = Refinement(tower, tower.run(x_BND, 0, depth), rows_B, depth)
         self.h0_BD = self.refinement.pool()
 
-    def states(self, projector: Projector | None, steps: int) -> list[Tensor]:
+    def states(self, think: Think, steps: int, depths: tuple[int, ...]) -> list[Tensor]:
         """h0, …, hK (Eq. 2 and 3): each thought comes from the last state, each step re-includes all thoughts."""
         h = [self.h0_BD]
-        thoughts: list[Tensor] = []
-        for _ in range(steps if projector else 0):
-            thoughts.append(cast(Projector, projector)(h[-1]))
-            h.append(self.refinement.pool(torch.stack(thoughts, 1)))
+        thoughts: list[list[Tensor]] = [[] for _ in depths]
+        for k in range(steps):
+            for mine, z_BD in zip(thoughts, think(k, h[-1]), strict=True):
+                mine.append(z_BD)
+            first, *later = (torch.stack(mine, 1) for mine in thoughts)
+            h.append(self.refinement.pool(first, dict(zip(depths[1:], later, strict=True))))
         return h
 
 
@@ -101,7 +147,12 @@ class PerlState(ClassState):
     recurrence: Recurrence
 
 
-@register("perl", summary="shared thought projector, recurrent over K steps", venue="2026")
+@register(
+    "perl",
+    summary="shared thought projector, recurrent over K steps",
+    where="a token before block 8 of both towers",
+    venue="2026",
+)
 class Perl(Method):
     """A frozen CLIP that thinks K times before it answers."""
 
@@ -111,24 +162,23 @@ class Perl(Method):
     def __init__(self, backbone: Backbone, config: PerlConfig) -> None:
         super().__init__(backbone, config)
         shallowest = min(backbone.vision.depth, backbone.text.depth)
-        if config.depth >= shallowest:
+        if config.depths[-1] >= shallowest:
             raise PerlclipError(f"perl: depth must be below the tower's {shallowest} blocks, got {config.depth}")
-        self.projectors = nn.ModuleDict(
-            {
-                side: Projector(getattr(backbone, side).width, config.rank, config.init)
-                for side in MODALITIES[config.modalities]
-            }
+        self.projectors = nn.ModuleDict({side: self._projector(side) for side in MODALITIES[config.modalities]})
+        variant = VARIANTS[config.variant]
+        self.layers = len(config.depths) if variant.per_layer else 1
+        self.turns = config.steps if variant.per_step else 1
+        own = self.layers * self.turns if variant.per_layer or variant.per_step else 0
+        self.specific = nn.ModuleDict(
+            {side: nn.ModuleList(self._projector(side) for _ in range(own)) for side in self.projectors if own}
         )
 
-    @torch.no_grad()
-    def class_state(self, prompts: Sequence[str]) -> PerlState:
+    def prepare(self, classes: Classes) -> PerlState:
         """S, h0 and the first refinement block's Q, K, V of every prompt."""
-        tokens = self.backbone.tokenize(prompts)
+        tokens = self.backbone.tokenize(classes.prompts())
         text = self.backbone.text
-        return PerlState(
-            prompts=tuple(prompts),
-            recurrence=Recurrence(text, text.embed(tokens.ids_BN), tokens.eos_B, self.config.depth),
-        )
+        recurrence = Recurrence(text, text.embed(tokens.ids_BN), tokens.eos_B, self.config.depths[0])
+        return PerlState(classes=classes, recurrence=recurrence)
 
     def encode_text(self, state: ClassState) -> Tensor:
         """T^(K), (C, E)."""
@@ -142,9 +192,8 @@ class Perl(Method):
         """Cross-entropy of the refined pair plus lambda times the cosine distance to the zero-shot image (Eq. 4)."""
         h = self._image_states(pixels)
         v0_BE, vK_BE = self.backbone.vision.project(h[0]), self.backbone.vision.project(h[-1])
-        classification = F.cross_entropy(self.similarity(vK_BE, self.class_embeddings(state)), labels)
-        anchor = 1 - (v0_BE * vK_BE).sum(-1).mean()
-        return classification + self.config.anchor * anchor
+        classification = self.classify(vK_BE, self.class_embeddings(state), labels)
+        return classification + self.config.anchor * cosine_distance(v0_BE, vK_BE)
 
     def trajectory(self, pixels: Tensor, state: ClassState) -> Tensor:
         """Logits of every step, both towers taken at step k: (K+1, B, C). A tower that does not think stays at 0."""
@@ -159,16 +208,27 @@ class Perl(Method):
 
     def _text_states(self, state: ClassState) -> list[Tensor]:
         assert isinstance(state, PerlState)
-        return state.recurrence.states(self._projector("text"), self.config.steps)
+        return self._states("text", state.recurrence)
 
     def _image_states(self, pixels: Tensor) -> list[Tensor]:
         vision = self.backbone.vision
-        # No graph below the thoughts, unless someone asks for gradients with respect to the pixels.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad):
+        with self.no_graph(pixels):
             x_BND = vision.embed(pixels)
-            cls_B = torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
-            recurrence = Recurrence(vision, x_BND, cls_B, self.config.depth)
-        return recurrence.states(self._projector("vision"), self.config.steps)
+            recurrence = Recurrence(vision, x_BND, cls_rows(x_BND), self.config.depths[0])
+        return self._states("vision", recurrence)
 
-    def _projector(self, side: str) -> Projector | None:
-        return cast(Projector, self.projectors[side]) if side in self.projectors else None
+    def _states(self, side: str, recurrence: Recurrence) -> list[Tensor]:
+        steps = self.config.steps if side in self.projectors else 0
+        return recurrence.states(partial(self._think, side), steps, self.config.depths)
+
+    def _think(self, side: str, k: int, h_BD: Tensor) -> list[Tensor]:
+        """The thought of step k + 1 for each depth: phi(h), plus the specific projector's output where there is one."""
+        z_BD = self.projectors[side](h_BD)
+        depths = range(len(self.config.depths))
+        if side not in self.specific:
+            return [z_BD for _ in depths]
+        own = cast(nn.ModuleList, self.specific[side])
+        return [z_BD + own[j % self.layers * self.turns + k % self.turns](h_BD) for j in depths]
+
+    def _projector(self, side: str) -> Projector:
+        return Projector(getattr(self.backbone, side).width, self.config.rank, self.config.init)

@@ -1,12 +1,29 @@
-"""Zero-shot CLIP: nothing is trained. The line every method starts from (Radford et al., ICML 2021)."""
+"""Zero-shot CLIP: nothing is trained. The line every method starts from (Radford et al., ICML 2021).
 
-from collections.abc import Sequence
+One prompt a class, the data set's own, or with `ensemble=true` the mean over the seven ImageNet templates that CoOp's
+code selects plus the data set's own: each template's embeddings are brought to unit length, averaged, and again.
+"""
+
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from perlclip.methods.base import ClassState, Method, register
+from perlclip.methods.base import ClassState, Config, Method, register
+from perlclip.prompts import IMAGENET_7, Classes, check_template
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotConfig(Config):
+    """Which sentences stand for a class."""
+
+    ensemble: bool = False  # average over several templates
+    templates: tuple[str, ...] = IMAGENET_7  # those beside the data set's own
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for template in self.templates:
+            check_template(template)
 
 
 @dataclass(kw_only=True)
@@ -16,25 +33,26 @@ class ZeroShotState(ClassState):
     t_CE: Tensor
 
 
-@register("zero-shot", summary="frozen CLIP, one prompt a class", venue="ICML 2021")
+@register("zero-shot", summary="nothing; one prompt a class, or an ensemble", where="–", venue="ICML 2021")
 class ZeroShot(Method):
     """Image and class embeddings of the frozen towers."""
 
-    @torch.no_grad()
-    def class_state(self, prompts: Sequence[str]) -> ZeroShotState:
+    config_class = ZeroShotConfig
+    config: ZeroShotConfig
+
+    def prepare(self, classes: Classes) -> ZeroShotState:
         """Encode the prompts, once and for all."""
-        text = self.backbone.text
-        tokens = self.backbone.tokenize(prompts)
-        h_CD = text.pool(text.embed(tokens.ids_BN), tokens.eos_B)
-        return ZeroShotState(prompts=tuple(prompts), t_CE=text.project(h_CD))
+        # A template that is in both lists counts once.
+        templates = {*self.config.templates, classes.template} if self.config.ensemble else {classes.template}
+        t_CE = sum(self.backbone.encode_text(classes.prompts(template)) for template in sorted(templates))
+        assert isinstance(t_CE, Tensor)
+        return ZeroShotState(classes=classes, t_CE=F.normalize(t_CE, dim=-1))
 
     def encode_text(self, state: ClassState) -> Tensor:
-        """The embeddings made by `class_state`."""
+        """The embeddings made by `prepare`."""
         assert isinstance(state, ZeroShotState)
         return state.t_CE
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """CLIP's image embedding."""
-        vision = self.backbone.vision
-        x_BND = vision.embed(pixels)
-        return vision.project(vision.pool(x_BND, x_BND.new_zeros(len(x_BND), dtype=torch.long)))
+        return self.backbone.encode_image(pixels)

@@ -1,0 +1,98 @@
+"""Classes as text: their names, and the sentences the names are put into."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perlclip.errors import PerlclipError
+
+DEFAULT_TEMPLATE = "a photo of a {}."
+
+# The seven that CoOp's code selects from OpenAI's eighty for ImageNet (their prompt-engineering notebook).
+IMAGENET_7 = (
+    "itap of a {}.",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
+)
+
+# The sixty of the same eighty that PromptSRC's teacher averages, here by the words that change.
+IMAGENET_60 = (
+    "a photo of a {}.",
+    *(
+        f"a {kind} photo of {article} {{}}."
+        for kind in ("bad", "bright", "cropped", "close-up", "low resolution", "blurry", "pixelated")
+        for article in ("a", "the")
+    ),
+    *(f"a {kind} photo of the {{}}." for kind in ("dark", "black and white", "good")),
+    "a jpeg corrupted photo of a {}.",
+    *(f"a photo of {what} {{}}." for what in ("many", "my", "the", "one", "a large", "a nice", "a weird")),
+    *(f"a photo of {article} {kind} {{}}." for kind in ("hard to see", "clean", "dirty") for article in ("a", "the")),
+    "a photo of the cool {}.",
+    *(
+        f"a {thing} of {article} {{}}."
+        for thing in ("sculpture", "rendering", "painting", "doodle", "sketch", "rendition")
+        for article in ("a", "the")
+    ),
+    *(f"a {thing} of a {{}}." for thing in ("drawing", "tattoo")),
+    *(f"{article} {kind} {{}}." for kind in ("embroidered", "plastic", "origami") for article in ("a", "the")),
+    *(f"{article} {{}} in a video game." for article in ("a", "the")),
+    *("graffiti of a {}.", "art of a {}.", "itap of the {}.", "the toy {}.", "a cartoon {}."),
+)
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Class names in label order, and the data set's template; a method with a sentence of its own fills that one."""
+
+    names: tuple[str, ...]
+    template: str = DEFAULT_TEMPLATE
+
+    def prompts(self, template: str = "") -> list[str]:
+        """Each name in the given template, or in the data set's."""
+        return [(template or self.template).format(name) for name in self.names]
+
+    @classmethod
+    def spoken(cls, names: Sequence[str], template: str = DEFAULT_TEMPLATE) -> "Classes":
+        """From names as folders have them: their underscores are spaces in a sentence."""
+        return cls(tuple(name.replace("_", " ") for name in names), template)
+
+    @classmethod
+    def of(cls, classes: "Classes | Sequence[str]") -> "Classes":
+        """A plain list of prompts is a list of names whose template is the name itself."""
+        if isinstance(classes, Classes):
+            return classes
+        if isinstance(classes, str) or not classes:
+            raise PerlclipError(f"a list of class prompts is needed, got {classes!r}")
+        return cls(tuple(classes), "{}")
+
+
+def check_class_names(names: Sequence[str], *, unique: bool = True) -> None:
+    """Refuse an empty list, empty names and, if names are to be unique, duplicates (with underscores as spaces)."""
+    if isinstance(names, str):
+        raise PerlclipError(f"class names must be a list of names, got the one string {names!r}")
+    if not names:
+        raise PerlclipError("no class names given")
+    seen: dict[str, str] = {}
+    for name in names:
+        if not isinstance(name, str) or not name.isprintable():  # undecodable bytes of a file name are not printable
+            raise PerlclipError(f"class name {name!r} is not a printable text")
+        plain = name.replace("_", " ").strip()
+        if not plain:
+            raise PerlclipError("a class name is empty")
+        if unique and plain in seen:
+            raise PerlclipError(f"duplicate class name {plain!r} (from {seen[plain]!r} and {name!r})")
+        seen[plain] = name
+
+
+def check_template(template: str) -> None:
+    """A template has exactly one plain `{}`."""
+    if (
+        not isinstance(template, str)
+        or template.count("{}") != 1
+        or template.count("{") != 1
+        or template.count("}") != 1
+    ):
+        raise PerlclipError(f"template {template!r} must contain one {{}} where the class name goes")

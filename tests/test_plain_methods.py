@@ -1,0 +1,105 @@
+"""Every method against its plain form, written apart from it (`plain_prompts.py`, `plain_multimodal.py`)."""
+
+import pytest
+import torch
+from transformers import CLIPModel
+
+import perlclip
+from perlclip.prompts import Classes
+from tests import plain_multimodal, plain_prompts
+
+PLAIN = {
+    "coop": plain_prompts.PlainCoOp,
+    "cocoop": plain_prompts.PlainCoCoOp,
+    "kgcoop": plain_prompts.PlainKgCoOp,
+    "provp": plain_prompts.PlainProVP,
+    "tcp": plain_prompts.PlainTCP,
+    "maple": plain_multimodal.PlainMaPLe,
+    "promptsrc": plain_multimodal.PlainPromptSRC,
+    "mma": plain_multimodal.PlainMMA,
+    "mmrl": plain_multimodal.PlainMMRL,
+    "mmrl++": plain_multimodal.PlainMMRLpp,
+}
+TWO_BRANCHES = ("mmrl", "mmrl++")
+# Settings under which a method takes another way through the code.
+SETTINGS = {
+    "coop": [{}, dict(tokens=7, init="")],
+    "cocoop": [{}],
+    "kgcoop": [dict(weight=3.0)],
+    "provp": [dict(tokens=3), dict(alpha=0.4, weight=0.0), dict(alpha=1.0)],
+    "tcp": [{}, dict(layer=0), dict(layer=9, tokens=2)],
+    "maple": [{}, dict(depth=1), dict(depth=10, tokens=3)],
+    "promptsrc": [
+        dict(templates=("a {}.", "many {} here.")),
+        dict(depth=10, templates=("a {}.",)),
+        dict(depth=1, templates=("{}",)),
+    ],
+    "mma": [{}, dict(start=9, rank=3, scale=0.1)],
+    "mmrl": [{}, dict(start=9, tokens=2, dim=16), dict(start=0, alpha=0.2)],
+    "mmrl++": [{}, dict(beta=1.0), dict(beta=0.3, start=8, rank=2, head_rank=5)],
+}  # fmt: skip
+CASES = [(name, settings) for name, several in SETTINGS.items() for settings in several]
+CLOSE = dict(atol=1e-5, rtol=1e-5)
+CLASS_LISTS = {
+    "beginning alike": Classes(("cat", "cattle", "very long striped horse", "ox"), "a photo of a {}, a type of pet."),
+    "name first": Classes(("banded", "dotted", "lined"), "{} texture."),
+    "single": Classes(("cat",), "a {}."),
+}
+
+
+def loud(method):
+    """Parameters large enough that a wrong position, order or mask shows far above 1e-5."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.ndim > 1 else 0.3))
+    return method
+
+
+@pytest.fixture
+def make(any_backbone):
+    def pair(name, settings):
+        method = loud(perlclip.create_method(name, any_backbone, **settings))
+        clip = CLIPModel.from_pretrained(any_backbone.name, attn_implementation="eager")
+        return method, PLAIN[name](clip, any_backbone.tokenizer, method)
+
+    return pair
+
+
+@pytest.fixture
+def pixels(any_backbone):
+    size = any_backbone.preprocess.size
+    return torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def test_every_trained_method_has_a_plain_form():
+    assert {*PLAIN, "perl", "zero-shot"} == set(perlclip.list_methods())
+
+
+@pytest.mark.parametrize("classes", CLASS_LISTS.values(), ids=CLASS_LISTS)
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_logits_equal_the_plain_form(make, pixels, name, settings, classes):
+    method, plain = make(name, settings)
+    with torch.no_grad():
+        for novel in (False, True) if name in TWO_BRANCHES else (False,):
+            got = method.logits(pixels, method.class_state(classes, novel=novel))
+            branch = dict(novel=novel) if name in TWO_BRANCHES else {}
+            torch.testing.assert_close(
+                got, plain.logits(pixels, list(classes.names), classes.template, **branch), **CLOSE
+            )
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_loss_and_gradients_equal_the_plain_form(make, pixels, name, settings):
+    method, plain = make(name, settings)
+    classes, labels = CLASS_LISTS["beginning alike"], torch.tensor([0, 2, 1])
+    ours = method.loss(pixels, labels, method.class_state(classes))
+    theirs = plain.loss(pixels, labels, list(classes.names), classes.template)
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+    parameters = list(method.parameters())
+    gradients = torch.autograd.grad(ours, parameters, allow_unused=True)
+    expected = torch.autograd.grad(theirs, parameters, allow_unused=True)
+    for got, want in zip(gradients, expected, strict=True):
+        got, want = (torch.zeros(()) if g is None else g for g in (got, want))
+        assert (got - want).abs().max() <= max(1e-5, 2e-3 * want.abs().max()), "relative to their size, too"
+        assert (got - want).norm() <= 1e-3 * want.norm() + 1e-6

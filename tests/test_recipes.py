@@ -1,0 +1,155 @@
+"""The recipes against the published numbers, and the averaging of weights over epochs."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+import perlclip
+from perlclip import Recipe
+from perlclip.methods.base import method_class
+from perlclip.recipes import DATASET_SETTINGS, RECIPES, SETTINGS, default_recipe, recipe, settings
+from perlclip.train import Interrupted
+from tests.test_train import same, train_set, weights  # noqa: F401 (a fixture)
+
+RATES = {
+    ("maple", "original"): [1e-5, 3.5e-3, 3.166e-3, 2.291e-3, 1.209e-3],
+    ("maple", "original-cross"): [1e-5, 2.6e-3],
+    ("mma", "original"): [1.5e-3, 1.357e-3, 9.818e-4, 5.182e-4, 1.432e-4],
+    ("mmrl", "original"): [1e-5, 1e-3, 9.755e-4, 9.045e-4, 7.939e-4, 6.545e-4, 5e-4, 3.455e-4, 2.061e-4, 9.549e-5],
+    ("mmrl++", "original-cross"): [1e-3],
+}
+LAST = {
+    ("cocoop", "original"): 1.91e-4,
+    ("tcp", "original"): 7.89e-6,
+    ("tcp", "original-cross"): 3.14e-5,
+    ("kgcoop", "original"): 1.97e-6,
+    ("coop", "original"): 4.93e-7,
+    ("promptsrc", "original"): 6.118e-5,
+}
+
+
+@pytest.mark.parametrize(("method", "name"), RATES)
+def test_rates_of_every_epoch(method, name):
+    chosen = recipe(method, name)
+    got = [chosen.rate(epoch) for epoch in range(chosen.epochs)]
+    assert got == pytest.approx(RATES[method, name], rel=1e-3)
+
+
+@pytest.mark.parametrize(("method", "name"), LAST)
+def test_the_last_rate_is_not_zero(method, name):
+    chosen = recipe(method, name)
+    assert chosen.rate(0) == 1e-5 and chosen.rate(1) == chosen.lr
+    assert chosen.rate(chosen.epochs - 1) == pytest.approx(LAST[method, name], rel=2e-3)
+
+
+def test_imagenet_runs_of_mmrl_have_five_epochs():
+    chosen = recipe("mmrl", "original", dataset="imagenet")
+    assert chosen.batch_size == 32
+    rates = [chosen.rate(epoch) for epoch in range(chosen.epochs)]
+    assert rates == pytest.approx([1e-5, 1e-3, 9.045e-4, 6.545e-4, 3.455e-4], rel=1e-3)
+
+
+def test_everyone_is_fast_in_one_epoch_of_the_same_steps():
+    for method, named in RECIPES.items():
+        fast = named["fast"]
+        assert (fast.epochs, fast.batch_size, fast.rate(0)) == (1, 4, fast.lr), method
+        assert method == "perl" or (fast.optimizer, fast.lr) == (named["original"].optimizer, named["original"].lr)
+    assert set(RECIPES) | {"zero-shot"} == set(perlclip.list_methods())
+    assert {name: default_recipe(name) for name in ("perl", "coop")} == {"perl": "extended", "coop": "original"}
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "dataset", "expected"),
+    [
+        ("mmrl", "original", "stanford_cars", {"weight": 7.0}),
+        ("mmrl", "original", "eurosat", {"weight": 0.01, "dim": 2048}),
+        ("mmrl", "fast", "eurosat", {"weight": 0.01}),
+        ("mmrl", "original-cross", "imagenet", {"weight": 0.2}),
+        ("mmrl++", "original", "food101", {"weight": 1.0, "beta": 0.1}),
+        ("mmrl++", "original-cross", "imagenet", {"weight": 0.1, "beta": 0.9}),
+        ("maple", "original-cross", "imagenet", {"depth": 3}),
+        ("tcp", "fast", "ucf101", {"tail": "person doing {}."}),
+        ("perl", "extended", "eurosat", {}),
+    ],
+)
+def test_settings_of_data_sets(method, name, dataset, expected):
+    assert settings(method, name, dataset=dataset) == expected
+
+
+def test_every_setting_in_the_tables_is_one_of_its_method():
+    tables = [(method, changes) for table in (SETTINGS, DATASET_SETTINGS) for method, by in table.items()
+              for changes in by.values()]  # fmt: skip
+    for method, changes in tables:
+        method_class(method).config_class(**changes)
+    assert set(DATASET_SETTINGS["mmrl"]) == set(DATASET_SETTINGS["mmrl++"]) and len(DATASET_SETTINGS["mmrl"]) == 11
+
+
+def test_the_embedded_backbone_has_wider_crops():
+    assert recipe("coop", "fast", "tiny").crop_scale == (0.5, 1.0) and recipe("coop", "fast").crop_scale == (0.08, 1.0)
+    assert recipe("perl", "extended", "tiny").lr == 3e-3
+
+
+def test_adam_takes_its_eps():
+    optimizer = recipe("tcp", "original").build_optimizer([torch.zeros(1, requires_grad=True)])
+    assert isinstance(optimizer, torch.optim.Adam) and optimizer.defaults["eps"] == 1e-3
+    assert not optimizer.defaults.get("decoupled_weight_decay")
+
+
+# ---- the average over epochs ----
+
+
+def test_shares_are_the_published_ones():
+    peak = {e: recipe("promptsrc", "original").share(e - 1) for e in range(1, 21)}
+    assert [peak[e] for e in range(12, 19)] == pytest.approx(
+        [0.0044, 0.054, 0.242, 0.399, 0.242, 0.054, 0.0044], rel=0.02
+    )
+    cross = recipe("promptsrc", "original-cross")
+    assert [cross.share(e) for e in (0, 5, 19)] == pytest.approx([0.055, 0.063, 0.024], rel=0.02)
+    few = recipe("promptsrc", "original-few-shot", dataset="dtd")
+    assert [few.share(e) for e in (44, 49)] == pytest.approx([0.092, 0.056], rel=0.02)
+    for chosen in (recipe("promptsrc", "original"), cross, few, Recipe(average=(500, 1), epochs=3)):
+        assert sum(chosen.share(e) for e in range(chosen.epochs)) == pytest.approx(1)
+    assert Recipe(average=(15, 1)).share(0) == 1, "of one epoch, that one"
+    with pytest.raises(perlclip.PerlclipError, match="must be positive"):
+        Recipe(average=(1, 0))
+
+
+AVERAGED = Recipe(lr=1e-2, epochs=3, average=(2, 1))
+
+
+def test_the_result_is_the_average_of_the_epochs_ends(backbone, train_set):  # noqa: F811
+    ends = []
+    for epochs in (1, 2, 3):
+        method = perlclip.create_method("perl", backbone, steps=1)
+        perlclip.fit(method, train_set, recipe=replace(AVERAGED, epochs=epochs, average=None))
+        ends.append(weights(method))
+    method = perlclip.create_method("perl", backbone, steps=1)
+    perlclip.fit(method, train_set, recipe=AVERAGED)
+    for name, got in weights(method).items():
+        want = sum(AVERAGED.share(e) * end[name] for e, end in enumerate(ends))
+        torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_an_interrupted_average_is_taken_up_again(backbone, train_set, tmp_path, monkeypatch, precision):  # noqa: F811
+    whole = perlclip.create_method("perl", backbone, steps=1)
+    perlclip.fit(whole, train_set, recipe=AVERAGED, precision=precision)
+    method, path, calls = perlclip.create_method("perl", backbone, steps=1), tmp_path / "c.safetensors", []
+    loss = method.loss
+
+    def stop(*inputs):
+        calls.append(1)
+        if len(calls) == 5:  # in the second of three epochs
+            os.kill(os.getpid(), signal.SIGINT)
+        return loss(*inputs)
+
+    monkeypatch.setattr(method, "loss", stop)
+    with pytest.raises(Interrupted):
+        perlclip.fit(method, train_set, recipe=AVERAGED, precision=precision, checkpoint=path)
+    for _ in range(2):  # a finished training can be resumed, too
+        fresh = perlclip.create_method("perl", backbone, seed=9, steps=1)
+        perlclip.fit(fresh, train_set, recipe=AVERAGED, precision=precision, checkpoint=path, resume=True)
+        assert same(weights(fresh), weights(whole))

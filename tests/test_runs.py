@@ -1,0 +1,446 @@
+"""Runs and benchmarks: identity, the store, doing many runs, what survives kills and failures, tables."""
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import perlclip
+import perlclip.train
+from perlclip import executor
+from perlclip.cli import main
+from perlclip.data import DataSet, ImageSet
+from perlclip.executor import estimate, run_all
+from perlclip.methods.base import config_dict
+from perlclip.protocols import SUITES, Benchmark, Suite, Workspace, resolve
+from perlclip.runs import CHECKPOINT, RECORD, Run, Store, failed_record
+from perlclip.tables import base_to_novel, harmonic, runs_csv
+from tests.test_cli import fails, run
+
+NAMES = ("red paper", "green grass", "blue sky", "white snow")
+COLOURS = ((200, 30, 30), (30, 180, 40), (30, 40, 200), (230, 230, 230))
+
+
+def draw(rng: np.random.Generator, per_class: int) -> ImageSet:
+    labels = [label for _ in range(per_class) for label in range(4)]
+    images = [np.clip(COLOURS[c] + rng.normal(0, 60, (64, 64, 3)), 0, 255).astype(np.uint8) for c in labels]
+    return ImageSet(images=images, labels=labels, class_names=NAMES)
+
+
+def load(name: str) -> DataSet:
+    if name == "broken":
+        raise perlclip.PerlclipError("these pictures are lost")
+    if name == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    rng = np.random.default_rng(ord(name[0]))
+    return DataSet(name=name, train=draw(rng, 8), val=draw(rng, 1), test=draw(rng, 5))
+
+
+def install() -> None:
+    """A suite of little sets, for this process."""
+    SUITES["little"] = Suite(source="a", targets=("b",), variants=("broken", "deadly"), load=load)
+
+
+install()
+
+
+def grid(**changes) -> list[Run]:
+    return Benchmark(
+        **{"suite": "little", "methods": ["zero-shot", "perl"], "seeds": [1, 2], "shots": 4} | changes
+    ).runs()
+
+
+def numbers(record: dict) -> dict:
+    """What must not depend on how and where the run was done."""
+    return {key: record[key] for key in ("run", "backbone", "recipe", "config", "fit", "metrics", "predictions")}
+
+
+def weights(store: Store, one: Run) -> bytes | None:
+    path = store.home(one) / "adapter_model.safetensors"
+    return path.read_bytes() if one.shots else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The last bits of a training depend on the number of threads; here it is the same in all processes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def workspace() -> Workspace:
+    return Workspace()
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> tuple[Store, list[dict]]:
+    """A benchmark without disturbances."""
+    store = Store(tmp_path_factory.mktemp("done"))
+    return store, run_all(grid(), store)
+
+
+@pytest.fixture
+def copy(done, tmp_path) -> Store:
+    return Store(Path(shutil.copytree(done[0].folder, tmp_path / "copy")))
+
+
+# ---- which runs ----
+
+
+def test_the_grid_has_every_method_on_every_set_with_every_seed():
+    runs = Benchmark(methods=["zero-shot", "perl", "perl"], seeds=[1, 2, 2]).runs()
+    assert len({r.dataset for r in runs}) == 11 and len(runs) == 11 * (1 + 2)
+    assert [r.dataset for r in runs[:3]] == ["toybox"] * 3, "runs of a set are together"
+    assert {(r.recipe, r.shots, r.seed) for r in runs if r.method == "zero-shot"} == {("none", 0, 0)}
+    assert {r.method for r in Benchmark().runs()} == set(perlclip.list_methods())
+
+
+def test_names_are_readable_unique_and_safe():
+    first = grid(methods=["perl"], shots=16)[0]
+    assert first.name == "base-to-novel/little/a/perl-fast-16shot-seed1"
+    assert grid()[0].name == "base-to-novel/little/a/zero-shot"
+    changes = (
+        dict(dataset="b"), dict(method="coop"), dict(settings=(("steps", 2),)), dict(settings=(("steps", 3),)),
+        dict(recipe="extended"), dict(shots=1), dict(seed=2), dict(backbone="x/y"), dict(precision="bfloat16"),
+    )  # fmt: skip
+    names = [first.name, *(replace(first, **change).name for change in changes)]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[\w./+-]+", name) and ".." not in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(methods=["perll"]), "unknown method 'perll'; did you mean 'perl'?"),
+        (dict(datasets=["bb"]), "unknown data set of suite 'little': 'bb'"),
+        (dict(suite="toybix"), "did you mean 'toybox'?"),
+        (dict(protocol="base-to-base"), "did you mean 'base-to-novel'?"),
+        (dict(settings={"perl": {"stps": 2}}), "did you mean 'steps'?"),
+        (dict(seeds=[]), "at least one seed"),
+    ],
+)
+def test_unknown_names_are_refused(changes, words):
+    with pytest.raises(perlclip.PerlclipError, match=re.escape(words)):
+        grid(**changes)
+
+
+@pytest.mark.parametrize("method", perlclip.list_methods())
+def test_what_a_run_would_use_is_what_it_uses(method, workspace, tiny):
+    """Otherwise a finished run would never be recognised."""
+    config = resolve(grid(methods=[method])[0], workspace)["config"]
+    assert config == json.loads(json.dumps(config_dict(perlclip.create_method(method, tiny))))
+
+
+# ---- the record and the store ----
+
+
+def test_a_record_holds_the_whole_run(done):
+    store, records = done
+    record = records[1]
+    assert record["run"] == grid()[1].identity() and record["run"]["method"] == "perl"
+    assert record["parameters"] == 1122 and record["fit"]["images"] == 8 and record["config"]["steps"] == 4
+    for half in ("base", "novel"):
+        metrics, answers = record["metrics"][half], record["predictions"][half]
+        for key, accuracy in (("first", metrics["step_accuracy"][0]), ("last", metrics["accuracy"])):
+            right = np.equal(answers[key], answers["labels"])
+            assert len(right) == metrics["images"] == 10 and 100 * right.mean() == pytest.approx(accuracy)
+    zero_shot = records[0]
+    assert zero_shot["recipe"] is zero_shot["fit"] is None and zero_shot["parameters"] == 0
+    for half in ("base", "novel"):
+        assert zero_shot["metrics"][half]["accuracy"] == record["metrics"][half]["step_accuracy"][0]
+    assert record["environment"]["perlclip"] == perlclip.__version__ and record["environment"]["threads"] >= 1
+    assert set(record["seconds"]) == {"fit", "eval"} and record["memory"]["process_bytes"] > 1e6
+    assert json.loads((store.home(grid()[1]) / RECORD).read_bytes()) == record
+
+
+def test_the_adapter_beside_it_answers_as_recorded(done):
+    store, records = done
+    adapter = perlclip.load_adapter(store.home(grid()[1]))
+    assert adapter.class_names == NAMES[:2]
+    result = perlclip.evaluate(adapter.method, load("a").test.base())
+    assert result.metrics() == records[1]["metrics"]["base"] == adapter.info["metrics"]["base"]
+
+
+def test_complete_runs_are_not_done_again(done, monkeypatch, capsys):
+    store, records = done
+    monkeypatch.setattr(executor, "perform", None)
+    assert run_all(grid(), store) == records
+    assert "/6]" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["torn", "not ours", "failed", "other run", "recipe", "config", "backbone"])
+def test_a_record_that_does_not_hold_any_more_counts_as_not_done(damage, copy, workspace):
+    one = grid()[1]
+    path = copy.home(one) / RECORD
+    record = json.loads(path.read_bytes())
+    content = {
+        "torn": path.read_bytes()[:-9],
+        "not ours": b"[1, 2]",
+        "failed": json.dumps(failed_record(one, ValueError("no"))).encode(),
+        "other run": json.dumps(record | {"run": record["run"] | {"seed": 9}}).encode(),
+    }
+    other = {"recipe": record["recipe"] | {"lr": 1.0}, "config": {}, "backbone": "0"}
+    path.write_bytes(content.get(damage) or json.dumps(record | {damage: other[damage]}).encode())
+    assert copy.find(one, resolve(one, workspace)) is None
+    assert copy.find(grid()[2], resolve(grid()[2], workspace)) is not None
+    found = copy.records()
+    unusable = damage in ("torn", "not ours", "failed")
+    assert len(found.complete) == 6 - unusable
+    assert len(found.failed) == (damage == "failed") and len(found.damaged) == (damage in ("torn", "not ours"))
+
+
+def test_a_changed_recipe_makes_runs_stale_and_their_checkpoints_useless(copy, tiny, monkeypatch):
+    """The old checkpoint is dropped, not gone on from and not stumbled over."""
+    one = grid()[1]
+    old = copy.home(one) / CHECKPOINT
+    perlclip.fit(perlclip.create_method("perl", tiny), load("a").train.base(), recipe="extended", checkpoint=old)
+    monkeypatch.setitem(perlclip.RECIPES["perl"], "fast", perlclip.Recipe(epochs=2))
+    (record,) = run_all([one], copy)
+    assert record["status"] == "complete" and record["recipe"]["epochs"] == record["fit"]["recipe"]["epochs"] == 2
+    assert not old.exists()
+
+
+def test_training_never_sees_the_test_set(done, tmp_path, monkeypatch):
+    """Other labels in the test set: the same adapter, to the byte."""
+
+    def poisoned(name: str) -> DataSet:
+        data = load(name)
+        lies = replace(data.test, labels=[3 - label for label in data.test.labels])
+        return replace(data, test=lies, val=lies)
+
+    monkeypatch.setitem(SUITES, "little", replace(SUITES["little"], load=poisoned))
+    one = grid()[1]
+    (record,) = run_all([one], Store(tmp_path))
+    assert record["metrics"] != done[1][1]["metrics"]
+    assert weights(Store(tmp_path), one) == weights(done[0], one)
+
+
+# ---- doing many ----
+
+
+def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys):
+    runs = grid(datasets=["broken", "a"], methods=["zero-shot"])
+    broken, good = run_all(runs, Store(tmp_path))
+    assert (broken["status"], broken["error"]) == ("failed", "these pictures are lost")
+    assert 'raise perlclip.PerlclipError("these pictures are lost")' in broken["traceback"]
+    assert good["status"] == "complete" and len(Store(tmp_path).records().failed) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "[1/2] broken zero-shot: failed: these pictures are lost"
+    assert re.fullmatch(r"\[2/2\] a zero-shot: base \d+\.\d novel \d+\.\d, \d+ s", lines[1])
+
+
+def test_several_processes_give_the_same_numbers_and_a_dying_one_is_replaced(done, tmp_path):
+    runs = [*grid(datasets=["deadly"], methods=["zero-shot"]), *grid()]
+    died, *records = run_all(runs, Store(tmp_path), jobs=2, prepare=install)
+    assert (died["status"], died["error"]) == ("failed", "its process died (signal SIGKILL)")
+    assert [numbers(record) for record in records] == [numbers(record) for record in done[1]]
+    assert [weights(Store(tmp_path), one) for one in grid()] == [weights(done[0], one) for one in grid()]
+
+
+def test_processes_share_the_cards(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert executor._devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert executor._devices("cuda:1", 2) == ["cuda:1", "cuda:1"] and executor._devices("cpu", 1) == ["cpu"]
+
+
+def install_eagerly() -> None:
+    """Checkpoints after every step."""
+    install()
+    perlclip.train.CHECKPOINT_SECONDS = 0
+
+
+CODE = """
+import functools, perlclip.executor as executor
+from perlclip.cli import main
+from tests.test_runs import install_eagerly
+install_eagerly()
+executor.run_all = functools.partial(executor.run_all, prepare=install_eagerly)
+main()
+"""
+TRAINING = ["--suite", "little", "--datasets", "a", "--methods", "perl", "--recipe", "extended", "--shots", "8"]
+
+
+def start(out: Path, *options: str) -> subprocess.Popen:
+    """A benchmark in a process of its own, and in a process group of its own, as a shell would start it."""
+    command = [sys.executable, "-c", CODE, "bench", "base-to-novel", *TRAINING, "--device", "cpu", "--out", str(out)]
+    root = Path(__file__).parents[1]
+    return subprocess.Popen(
+        [*command, *options], stderr=subprocess.PIPE, text=True, cwd=root, start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def wait_for(process: subprocess.Popen, found) -> None:
+    while not found() and process.poll() is None:
+        time.sleep(0.005)
+
+
+def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
+    """Killed in the second of two trainings; the end is that of an undisturbed benchmark."""
+    runs = grid(methods=["perl"], recipe="extended", datasets=["a"], shots=8)
+    store, whole = Store(tmp_path / "out" / "runs"), Store(tmp_path / "whole")
+    first, second = (store.home(one) for one in runs)
+    process = start(tmp_path / "out", "--seeds", "1", "2")
+    wait_for(process, (second / CHECKPOINT).exists)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL, process.communicate()
+    assert (second / CHECKPOINT).exists() and not (second / RECORD).exists()
+    written = (first / RECORD).stat().st_mtime_ns
+    resumed = run_all(runs, store)
+    assert (first / RECORD).stat().st_mtime_ns == written, "what was complete is not done again"
+    assert [numbers(record) for record in resumed] == [numbers(record) for record in run_all(runs, whole)]
+    assert weights(store, runs[1]) == weights(whole, runs[1])
+    assert not list(store.folder.rglob(CHECKPOINT))
+
+
+def test_ctrl_c_stops_all_processes_and_says_how_to_go_on(tmp_path):
+    process = start(tmp_path, "--jobs", "2", "--seeds", *map(str, range(20)))
+    wait_for(process, lambda: list(tmp_path.rglob(CHECKPOINT)))
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)  # ends when the last process has closed stderr
+    assert process.returncode == 130, errors
+    assert re.search(r"error: interrupted with \d+ of 20 runs complete; the same command goes on from there\n$", errors)
+    assert "Traceback" not in errors
+    found = Store(tmp_path / "runs").records()
+    assert len(found.complete) < 20 and not found.failed and not found.damaged
+
+
+# ---- the command ----
+
+
+def bench(out: Path, *options) -> tuple:
+    return ("bench", "base-to-novel", "--suite", "little", "--device", "cpu", "--out", out, *options)
+
+
+def seeds(*words: str) -> list[int]:
+    return main.commands["bench"].make_context("bench", ["base-to-novel", "--out", "x", *words]).params["seeds"]
+
+
+def test_seeds_can_be_given_in_every_way():
+    assert seeds() == [1, 2, 3]
+    for words in (["--seeds", "4,5,6"], ["--seeds", "4", "5", "6"], ["--seeds", "4", "--seeds", "5,6"]):
+        assert seeds(*words) == seeds(*words, "--shots", "1") == [4, 5, 6]
+    context = main.commands["bench"].make_context("bench", ["--out", "x", "--seeds", "4", "5", "base-to-novel"])
+    assert context.params["seeds"] == [4, 5] and context.params["protocol"] == "base-to-novel"
+    for wrong in (["--seeds", "one"], ["--seeds", "-1"], ["--seeds", "1,,2"], ["--methods", ""]):
+        assert run(*bench("x", *wrong)).exit_code == 2
+
+
+def test_bench_prints_and_writes_the_tables(copy, tmp_path):
+    shutil.move(copy.folder, tmp_path / "out" / "runs")
+    result = run(*bench(tmp_path / "out", "--methods", "zero-shot,perl", "--seeds", 1, 2, "--shots", 4))
+    assert result.exit_code == 0, result.output
+    tables = (tmp_path / "out" / "tables.md").read_text()
+    assert tables in result.stdout and "### mean of 2 sets" in tables and "fast recipe, 4 shots" in tables
+    rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open()))
+    assert len(rows) == 6 and rows[1]["method"] == "perl" and rows[0]["base_k0"] == ""
+    assert float(rows[1]["base"]) == float(rows[1]["base_k4"])
+
+
+def test_bench_goes_on_after_failures_and_ends_with_an_error(tmp_path):
+    options = ("--methods", "zero-shot", "--datasets", "broken,a")
+    assert "1 of 2 runs failed, the first with: these pictures are lost" in fails(*bench(tmp_path, *options))
+    assert "### mean of 1 set\n" in (tmp_path / "tables.md").read_text()
+
+
+def test_dry_run_lists_what_is_left_and_how_long_it_takes(copy, tmp_path):
+    shutil.move(copy.folder, tmp_path / "out" / "runs")
+    options = ("--methods", "perl", "--shots", 4, "--dry-run", "--seeds", 1, 2)
+    lines = run(*bench(tmp_path / "out", *options, 3)).stdout.splitlines()
+    assert lines[:2] == [f"base-to-novel/little/{name}/perl-fast-4shot-seed3" for name in "ab"]
+    assert re.fullmatch(r"6 runs: 4 complete, 2 to do, about \d+\.\d min with --jobs 1", lines[2])
+    nothing = run(*bench(tmp_path / "new", *options)).stdout.splitlines()[-1]
+    assert nothing == "4 runs: 0 complete, 4 to do, an unknown time with --jobs 1"
+    assert not (tmp_path / "new").exists()
+
+
+def test_settings_go_to_the_methods_that_have_them(tmp_path):
+    options = ("--datasets", "a", "--seeds", 1, "--dry-run", "--methods", "zero-shot,perl")
+    lines = run(*bench(tmp_path, *options, "--set", "steps=2")).stdout.splitlines()
+    assert lines[0].endswith("/zero-shot") and re.search(r"/perl-fast-16shot-seed1-[0-9a-f]{8}$", lines[1])
+    assert "unknown setting of these methods: 'stps'; did you mean 'steps'?" in fails(
+        *bench(tmp_path, *options, "--set", "stps=2")
+    )
+    assert "unknown recipe of method 'perl'" in fails(*bench(tmp_path, "--methods", "perl", "--recipe", "fats"))
+
+
+# ---- estimates and tables, from made-up records ----
+
+
+def made_up(method: str, dataset: str, seed: int, base: float, novel: float, seconds: float = 1.0) -> dict:
+    shots, recipe = (16, "fast") if seed else (0, "none")
+    one = Run(
+        protocol="base-to-novel", suite="little", dataset=dataset, method=method, recipe=recipe, shots=shots, seed=seed
+    )
+    metrics = {half: {"accuracy": a, "step_accuracy": [a]} for half, a in (("base", base), ("novel", novel))}
+    costs = {"parameters": 1000 * bool(seed), "seconds": {"fit": seconds, "eval": 0.0}, "memory": {}}
+    return {"run": one.identity(), "status": "complete", "metrics": metrics, **costs}
+
+
+RECORDS = [
+    made_up("zero-shot", "a", 0, 60, 60), made_up("zero-shot", "b", 0, 80, 40),
+    made_up("perl", "a", 1, 70, 50), made_up("perl", "a", 2, 74, 54),
+    made_up("perl", "b", 1, 90, 30), made_up("perl", "b", 2, 90, 34),
+]  # fmt: skip
+
+
+def cells(table: str, heading: str) -> dict[str, list[str]]:
+    lines = table.split(f"### {heading}\n\n")[1].split("\n\n")[0].splitlines()
+    return {row[0]: row[1:] for row in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
+
+
+def test_the_tables_give_means_spreads_and_both_averages_of_hm():
+    table = base_to_novel(RECORDS)
+    one = harmonic(72, 52)
+    assert cells(table, "a")["perl"] == ["**72.00**", "52.00", f"**{one:.2f}**"]
+    assert cells(table, "a")["zero-shot"] == ["60.00", "**60.00**", "60.00"]
+    assert cells(table, "b")["zero-shot"] == ["80.00", "**40.00**", "**53.33**"]
+    mean = cells(table, "mean of 2 sets")
+    assert mean["method"] == ["parameters", "base", "novel", "mean of HMs", "HM of means"]
+    assert mean["zero-shot"] == ["0", "70.00", "**50.00**", "**56.67**", "**58.33**"], "no seeds, no spread"
+    # Seeds 1 and 2 have the means (80, 40) and (82, 44) over the sets.
+    hms = [(harmonic(70, 50) + harmonic(90, 30)) / 2, (harmonic(74, 54) + harmonic(90, 34)) / 2]
+    assert mean["perl"] == [
+        "1,000",
+        "**81.00** ± 1.00",
+        "42.00 ± 2.00",
+        f"{(one + harmonic(90, 32)) / 2:.2f} ± {(hms[1] - hms[0]) / 2:.2f}",
+        f"{harmonic(81, 42):.2f} ± {(harmonic(82, 44) - harmonic(80, 40)) / 2:.2f}",
+    ]
+
+
+def test_numbers_stand_only_where_no_run_is_missing():
+    table = base_to_novel(RECORDS[:-1])
+    assert cells(table, "a")["perl"][0] == "**72.00**" and cells(table, "b")["perl"] == ["–"] * 3
+    assert cells(table, "mean of 2 sets")["perl"] == ["1,000", *["–"] * 4]
+    assert cells(table, "mean of 2 sets")["zero-shot"][1] == "**70.00**"
+
+
+def test_the_csv_has_every_run_at_full_precision():
+    records = [made_up("perl", "a", 1, 100 / 3, 200 / 7), RECORDS[0]]
+    rows = list(csv.DictReader(io.StringIO(runs_csv(records))))
+    assert float(rows[0]["base"]) == 100 / 3 and float(rows[0]["novel"]) == 200 / 7
+    assert [row["recipe"] for row in rows] == ["fast", "none"]
+
+
+def test_an_estimate_takes_the_same_method_or_else_all():
+    records = [made_up("perl", "a", 1, 1, 1, 10), made_up("perl", "b", 1, 1, 1, 20), made_up("coop", "a", 1, 1, 1, 60)]
+    todo = grid(methods=["perl", "coop", "mma"], seeds=[7], datasets=["a"])
+    assert estimate(todo, records) == 15 + 60 + 30
+    assert estimate(todo, records, jobs=2) == 105 / 2
+    assert estimate([], records) == 0 and estimate(todo, []) is None
