@@ -151,15 +151,15 @@ def test_provp_starts_within_the_released_bound(tiny):
 
 def test_tcp_replaces_the_words_before_block_nine(tiny, pixels, monkeypatch):
     method, seen = loud(perlclip.create_method("tcp", tiny)), {}
-    forward = Block.forward
+    both = Block.both
 
-    def spy(self, x, causal, context=None):
-        if self in tiny.text.blocks and context is not None:
-            seen[list(tiny.text.blocks).index(self)] = (context.shape[1], x.shape[1])
-        return forward(self, x, causal, context)
+    def spy(self, prefix, x):
+        seen[list(tiny.text.blocks).index(self)] = (prefix.shape[1], x.shape[1])
+        return both(self, prefix, x)
 
     state = method.class_state(PETS)
-    monkeypatch.setattr(Block, "forward", spy)
+    assert state.t0_CE.shape == (2, tiny.embed_dim)
+    monkeypatch.setattr(Block, "both", spy)
     with torch.no_grad():
         method.encode_text(state)
     shared, own = seen[7]
@@ -345,7 +345,7 @@ def test_mmrlpp_tokens_carry_over(tiny, pixels):
 def rows_done(tiny, monkeypatch):
     """How many rows each block of each tower updates."""
     done = {"vision": {}, "text": {}}
-    forward, read = Block.forward, Block.read
+    forward, both, read = Block.forward, Block.both, Block.read
 
     def note(block, rows):
         for side in done:
@@ -357,11 +357,16 @@ def rows_done(tiny, monkeypatch):
         note(self, x.shape[0] * x.shape[1])
         return forward(self, x, causal, context)
 
+    def spy_both(self, prefix, x):
+        note(self, prefix.shape[0] * prefix.shape[1] + x.shape[0] * x.shape[1])
+        return both(self, prefix, x)
+
     def spy_read(self, x, rows, causal, context=None):
         note(self, rows.numel())
         return read(self, x, rows, causal, context)
 
     monkeypatch.setattr(Block, "forward", spy_forward)
+    monkeypatch.setattr(Block, "both", spy_both)
     monkeypatch.setattr(Block, "read", spy_read)
     return done
 

@@ -108,3 +108,39 @@ def test_half_precision_stays_close(clip_folder, backbone, dtype):
         embeddings = [perlclip.create_method("perl", b).encode_image(pixels) for b in (backbone, half)]
     assert embeddings[1].dtype == torch.float32
     assert (embeddings[0] * embeddings[1]).sum(-1).min() > 0.99
+
+
+@pytest.mark.parametrize("side", ["vision", "text"])
+def test_context_rows_are_seen_and_not_updated(any_backbone, side):
+    """One context for all, one for each, one for each half: the rows behind it as if it stood before them."""
+    tower = getattr(any_backbone, side)
+    x_BND = torch.randn(4, 9, tower.width)
+    rows_BR = torch.tensor([[0, 3], [8, 0], [3, 3], [5, 1]])
+    for contexts in (1, 2, 4):
+        context_AkD = torch.randn(contexts, 3, tower.width)
+        longer = torch.cat([context_AkD.repeat_interleave(4 // contexts, 0), x_BND], 1)
+        with torch.no_grad():
+            for i in (0, tower.depth - 1):
+                torch.testing.assert_close(tower.block(i, x_BND, context_AkD), tower.block(i, longer)[:, 3:], **CLOSE)
+            want = tower.block(tower.depth - 1, longer)[torch.arange(4)[:, None], rows_BR + 3]
+            torch.testing.assert_close(tower.read(x_BND, rows_BR, context_AkD), want, **CLOSE)
+
+
+@pytest.mark.parametrize("names", CLASS_LISTS.values(), ids=CLASS_LISTS)
+def test_texts_that_begin_alike_equal_clip_model(any_backbone, clip, names):
+    ids, eos = padded(any_backbone, [f"a photo of a {name}." for name in names])
+    want = features(clip.get_text_features(input_ids=ids, attention_mask=torch.ones_like(ids)))
+    with torch.no_grad():
+        torch.testing.assert_close(any_backbone.encode_text([f"a photo of a {name}." for name in names]), want, **CLOSE)
+        text = any_backbone.shared_text([f"a photo of a {name}." for name in names])
+    assert len(text.prefix_1PD) == 1 and text.prefix_1PD.shape[1] + int(text.eos_C.max()) == int(eos.max())
+
+
+def test_shared_prefix_and_own_rows_in_one_go(any_backbone):
+    tower = any_backbone.text
+    for prefixes in (1, 2):
+        prefix_APD, own_BND = torch.randn(prefixes, 5, tower.width), torch.randn(4, 3, tower.width)
+        with torch.no_grad():
+            front, behind = tower.both(2, prefix_APD, own_BND)
+            torch.testing.assert_close(front, tower.block(2, prefix_APD), **CLOSE)
+            torch.testing.assert_close(behind, tower.block(2, own_BND, prefix_APD), **CLOSE)

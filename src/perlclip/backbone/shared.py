@@ -69,8 +69,8 @@ class SharedText:
 
     def block(self, i: int) -> "SharedText":
         """Block i at every row."""
-        own_CMD = self.tower.block(i, self.own_CMD, self.prefix_1PD)
-        return replace(self, prefix_1PD=self.tower.block(i, self.prefix_1PD), own_CMD=own_CMD)
+        prefix_1PD, own_CMD = self.tower.both(i, self.prefix_1PD, self.own_CMD)
+        return replace(self, prefix_1PD=prefix_1PD, own_CMD=own_CMD)
 
     def run(self, start: int, stop: int) -> "SharedText":
         """Blocks start..stop-1 at every row."""

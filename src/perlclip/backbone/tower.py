@@ -15,7 +15,8 @@ Shapes: B sequences (images or classes), N tokens, k rows put before them, R row
 E shared width; A context sequences, each of which serves B / A of the B.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -45,16 +46,37 @@ class Block(nn.Module):
         q_BHNd, k_BHNd, v_BHNd = self.project_qkv(x_BND)
         if context_AkD is None:
             return self.attend(x_BND, (q_BHNd, k_BHNd, v_BHNd), causal)
-        B, N, D = x_BND.shape
+        D = x_BND.shape[-1]
         A, k, _ = context_AkD.shape
         kv_Ak2D = F.linear(self.norm1(context_AkD.to(x_BND.dtype)), self.qkv.weight[D:], self.qkv.bias[D:])
-        for_all_2BHkd = _serve(kv_Ak2D.view(A, k, 2, self.heads, -1).permute(2, 0, 3, 1, 4), B, dim=1)
-        k_BHMd, v_BHMd = (
-            torch.cat([other, own], 2) for other, own in zip(for_all_2BHkd, (k_BHNd, v_BHNd), strict=True)
-        )
-        seen_NM = torch.ones(N, k + N, dtype=torch.bool, device=x_BND.device).tril(k) if causal else None
-        a_BHNd = F.scaled_dot_product_attention(q_BHNd, k_BHMd, v_BHMd, attn_mask=seen_NM)
-        return self._finish(x_BND, a_BHNd.transpose(1, 2).flatten(2))
+        k_AHkd, v_AHkd = kv_Ak2D.view(A, k, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
+        a_BND = self._attend_before((k_AHkd, v_AHkd), (q_BHNd, k_BHNd, v_BHNd), causal)
+        return self._finish(x_BND, a_BND)
+
+    def both(self, prefix_APD: Tensor, x_BND: Tensor) -> tuple[Tensor, Tensor]:
+        """The block at sequences that are shared, and at those that stand behind them; causal.
+
+        What works row by row is done for the rows of both in one go.
+        """
+        (A, P, D), (B, N, _) = prefix_APD.shape, x_BND.shape
+        rows_RD = torch.cat([prefix_APD.reshape(-1, D), x_BND.reshape(-1, D)])
+        qkv_RD = self.qkv(self.norm1(rows_RD))
+        q_AHPd, *kv_AHPd = qkv_RD[: A * P].view(A, P, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        own = qkv_RD[A * P :].view(B, N, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        a_AHPd = F.scaled_dot_product_attention(q_AHPd, kv_AHPd[0], kv_AHPd[1], is_causal=True)
+        a_BND = self._attend_before(kv_AHPd, own, causal=True)
+        a_RD = torch.cat([a_AHPd.transpose(1, 2).reshape(-1, D), a_BND.reshape(-1, D)])
+        out_RD = self._finish(rows_RD, a_RD)
+        return out_RD[: A * P].view(A, P, D), out_RD[A * P :].view(B, N, D)
+
+    def _attend_before(self, front: Sequence[Tensor], own: Sequence[Tensor], causal: bool) -> Tensor:
+        """Attention of rows to the keys and values of others that stand before them, and to their own: (B, N, D)."""
+        q_BHNd, k_BHNd, v_BHNd = own
+        B, _, N, _ = q_BHNd.shape
+        k_BHMd, v_BHMd = (torch.cat([_serve(f, B, 0), o], 2) for f, o in zip(front, (k_BHNd, v_BHNd), strict=True))
+        mask_NM = _causal_mask(N, k_BHMd.shape[2], q_BHNd.device) if causal else None
+        a_BHNd = F.scaled_dot_product_attention(q_BHNd, k_BHMd, v_BHMd, attn_mask=mask_NM)
+        return a_BHNd.transpose(1, 2).flatten(2)
 
     def project_qkv(self, x_BND: Tensor) -> QKV:
         """Queries, keys and values of each row, (B, H, N, d) each."""
@@ -180,6 +202,12 @@ class Tower(nn.Module):
         out: Tensor = self.blocks[i](x_BND, self.causal, context_AkD)
         return out
 
+    def both(self, i: int, prefix_APD: Tensor, x_BND: Tensor) -> tuple[Tensor, Tensor]:
+        """Block i of a causal tower at shared sequences and at those that stand behind them."""
+        block = self.blocks[i]
+        assert isinstance(block, Block) and self.causal
+        return block.both(prefix_APD, x_BND)
+
     def run(self, x_BND: Tensor, start: int, stop: int) -> Tensor:
         """Blocks start..stop-1 at every row."""
         for i in range(start, stop):
@@ -278,6 +306,13 @@ def _serve(rows: Tensor, count: int, dim: int) -> Tensor:
     """Repeat each of the A sequences along `dim` for the count / A that share it."""
     A = rows.shape[dim]
     return rows if count == A else rows.repeat_interleave(count // A, dim)
+
+
+@lru_cache(maxsize=64)
+def _causal_mask(rows: int, columns: int, device: torch.device) -> Tensor:
+    """The last rows of a causal mask: row i sees all that stands before the sequence, and itself up to i."""
+    with torch.inference_mode(False):  # it may first be needed there, and later where gradients are
+        return torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
 
 
 def _softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:
