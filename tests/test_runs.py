@@ -23,9 +23,10 @@ import perlclip.train
 from perlclip import executor
 from perlclip.cli import main
 from perlclip.data import DataSet, ImageSet
-from perlclip.executor import estimate, run_all
+from perlclip.executor import Machines, estimate, run_all
 from perlclip.methods.base import config_dict
-from perlclip.protocols import SUITES, Benchmark, Suite, Workspace, resolve
+from perlclip.perform import Workspace, resolve
+from perlclip.protocols import SUITES, Benchmark, Suite
 from perlclip.runs import CHECKPOINT, RECORD, Run, Store, failed_record
 from perlclip.tables import base_to_novel, harmonic, runs_csv
 from tests.test_cli import fails, run
@@ -40,7 +41,7 @@ def draw(rng: np.random.Generator, per_class: int) -> ImageSet:
     return ImageSet(images=images, labels=labels, class_names=NAMES)
 
 
-def load(name: str) -> DataSet:
+def load(name: str, root: Path | None = None) -> DataSet:
     if name == "broken":
         raise perlclip.PerlclipError("these pictures are lost")
     if name == "deadly":
@@ -50,8 +51,9 @@ def load(name: str) -> DataSet:
 
 
 def install() -> None:
-    """A suite of little sets, for this process."""
+    """Suites of little sets, for this process."""
     SUITES["little"] = Suite(source="a", targets=("b",), variants=("broken", "deadly"), load=load)
+    SUITES["fine"] = Suite(source="a", targets=("b", "c"), variants=("d",), load=load)
 
 
 install()
@@ -59,7 +61,7 @@ install()
 
 def grid(**changes) -> list[Run]:
     return Benchmark(
-        **{"suite": "little", "methods": ["zero-shot", "perl"], "seeds": [1, 2], "shots": 4} | changes
+        **{"suite": "little", "methods": ["zero-shot", "perl"], "seeds": [1, 2], "shots": [4]} | changes
     ).runs()
 
 
@@ -111,7 +113,7 @@ def test_the_grid_has_every_method_on_every_set_with_every_seed():
 
 
 def test_names_are_readable_unique_and_safe():
-    first = grid(methods=["perl"], shots=16)[0]
+    first = grid(methods=["perl"], shots=[16])[0]
     assert first.name == "base-to-novel/little/a/perl-fast-16shot-seed1"
     assert grid()[0].name == "base-to-novel/little/a/zero-shot"
     changes = (
@@ -179,7 +181,7 @@ def test_the_adapter_beside_it_answers_as_recorded(done):
 def test_complete_runs_are_not_done_again(done, monkeypatch, capsys):
     store, records = done
     monkeypatch.setattr(executor, "perform", None)
-    assert run_all(grid(), store) == records
+    assert run_all(grid(), store) == run_all(grid(), store, Machines(jobs=2)) == records
     assert "/6]" not in capsys.readouterr().err
 
 
@@ -218,7 +220,7 @@ def test_a_changed_recipe_makes_runs_stale_and_their_checkpoints_useless(copy, t
 def test_training_never_sees_the_test_set(done, tmp_path, monkeypatch):
     """Other labels in the test set: the same adapter, to the byte."""
 
-    def poisoned(name: str) -> DataSet:
+    def poisoned(name: str, root: Path | None = None) -> DataSet:
         data = load(name)
         lies = replace(data.test, labels=[3 - label for label in data.test.labels])
         return replace(data, test=lies, val=lies)
@@ -245,11 +247,14 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys):
 
 
 def test_several_processes_give_the_same_numbers_and_a_dying_one_is_replaced(done, tmp_path):
-    runs = [*grid(datasets=["deadly"], methods=["zero-shot"]), *grid()]
-    died, *records = run_all(runs, Store(tmp_path), jobs=2, prepare=install)
+    shared = grid(suite="fine", protocol="all", datasets=["a"], methods=["perl"], seeds=[1])
+    runs = [*grid(datasets=["deadly"], methods=["zero-shot"]), *grid(), *shared]
+    died, *records = run_all(runs, Store(tmp_path), Machines(jobs=2, prepare=install))
+    records, (halves, cross, shift) = records[:-3], records[-3:]
     assert (died["status"], died["error"]) == ("failed", "its process died (signal SIGKILL)")
     assert [numbers(record) for record in records] == [numbers(record) for record in done[1]]
     assert [weights(Store(tmp_path), one) for one in grid()] == [weights(done[0], one) for one in grid()]
+    assert shift["adapter_of"] == shared[1].name and cross["adapter_of"] is halves["adapter_of"] is None
 
 
 def test_processes_share_the_cards(monkeypatch):
@@ -265,11 +270,13 @@ def install_eagerly() -> None:
 
 
 CODE = """
-import functools, perlclip.executor as executor
+from dataclasses import replace
+from perlclip import executor
 from perlclip.cli import main
 from tests.test_runs import install_eagerly
 install_eagerly()
-executor.run_all = functools.partial(executor.run_all, prepare=install_eagerly)
+run_all = executor.run_all
+executor.run_all = lambda runs, store, machines: run_all(runs, store, replace(machines, prepare=install_eagerly))
 main()
 """
 TRAINING = ["--suite", "little", "--datasets", "a", "--methods", "perl", "--recipe", "extended", "--shots", "8"]
@@ -292,7 +299,7 @@ def wait_for(process: subprocess.Popen, found) -> None:
 
 def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
     """Killed in the second of two trainings; the end is that of an undisturbed benchmark."""
-    runs = grid(methods=["perl"], recipe="extended", datasets=["a"], shots=8)
+    runs = grid(methods=["perl"], recipe="extended", datasets=["a"], shots=[8])
     store, whole = Store(tmp_path / "out" / "runs"), Store(tmp_path / "whole")
     first, second = (store.home(one) for one in runs)
     process = start(tmp_path / "out", "--seeds", "1", "2")

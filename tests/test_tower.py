@@ -111,7 +111,7 @@ def test_half_precision_stays_close(clip_folder, backbone, dtype):
 
 
 @pytest.mark.parametrize("side", ["vision", "text"])
-def test_context_rows_are_seen_and_not_updated(any_backbone, side):
+def test_reading_behind_context_rows(any_backbone, side):
     """One context for all, one for each, one for each half: the rows behind it as if it stood before them."""
     tower = getattr(any_backbone, side)
     x_BND = torch.randn(4, 9, tower.width)
@@ -120,8 +120,6 @@ def test_context_rows_are_seen_and_not_updated(any_backbone, side):
         context_AkD = torch.randn(contexts, 3, tower.width)
         longer = torch.cat([context_AkD.repeat_interleave(4 // contexts, 0), x_BND], 1)
         with torch.no_grad():
-            for i in (0, tower.depth - 1):
-                torch.testing.assert_close(tower.block(i, x_BND, context_AkD), tower.block(i, longer)[:, 3:], **CLOSE)
             want = tower.block(tower.depth - 1, longer)[torch.arange(4)[:, None], rows_BR + 3]
             torch.testing.assert_close(tower.read(x_BND, rows_BR, context_AkD), want, **CLOSE)
 
@@ -143,4 +141,5 @@ def test_shared_prefix_and_own_rows_in_one_go(any_backbone):
         with torch.no_grad():
             front, behind = tower.both(2, prefix_APD, own_BND)
             torch.testing.assert_close(front, tower.block(2, prefix_APD), **CLOSE)
-            torch.testing.assert_close(behind, tower.block(2, own_BND, prefix_APD), **CLOSE)
+            longer = torch.cat([prefix_APD.repeat_interleave(4 // prefixes, 0), own_BND], 1)
+            torch.testing.assert_close(behind, tower.block(2, longer)[:, 5:], **CLOSE)

@@ -1,4 +1,5 @@
-"""The command line: `perlclip fit | predict | eval | methods | inspect | demo | bench | data`.
+"""The command line: `perlclip fit | predict | eval | methods | inspect | demo | bench | data | report
+| explain | analyze`.
 
 Only `click` is imported here at the top, so that `--help` answers at once. Errors of the user's are one sentence and
 exit code 1, wrong usage is 2, Ctrl-C is 130; `--debug` shows the traceback.
@@ -457,13 +458,13 @@ def _console() -> Any:
     return Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False)
 
 
-class _SeedList(click.Command):
+class _NumberLists(click.Command):
     """A command where `--seeds 1 2 3` is `--seeds 1,2,3`: numbers after the option's value belong to it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words: list[str] = []
         for word in args:
-            if words[-2:-1] == ["--seeds"] and word.replace(",", "").isdigit():
+            if words[-2:-1] in (["--seeds"], ["--shots"]) and word.replace(",", "").isdigit():
                 words[-1] += f",{word}"
             else:
                 words.append(word)
@@ -478,14 +479,43 @@ def _names(ctx: click.Context, param: click.Parameter, values: Sequence[str]) ->
     return [] if "all" in words else words
 
 
-def _seeds(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[int]:
-    return [SEED(word, param, ctx) for word in _names(ctx, param, values)]
+def _numbers(kind: click.IntRange) -> Any:
+    """`1,2,3` and repeated options as one list."""
+
+    def parse(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[int]:
+        return [kind(word, param, ctx) for word in _names(ctx, param, values)]
+
+    return parse
 
 
-@main.command(cls=_SeedList)
+def _machine_options(command: Any) -> Any:
+    for option in (
+        click.option(
+            "--gpus-per-run", type=click.FloatRange(0, 1), metavar="SHARE",
+            help="With ray: 0.25 lets four runs share a GPU; if not given, one GPU each where there are any.",
+        ),
+        click.option("--address", default="", help="With ray: an existing cluster; else one for --jobs is started."),
+        click.option("--executor", default="local", show_default=True, help="local (processes) or ray (a cluster)."),
+        click.option("--jobs", type=POSITIVE, help="Runs at a time, in processes; if not given, one a GPU, or one."),
+        click.option(
+            "--data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="ROOT",
+            help="Folder that holds the data sets' folders, for --suite coop.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@main.command(cls=_NumberLists)
 @click.argument("protocol")
-@click.option("--out", type=FOLDER, required=True, help="Folder for runs and tables; what is complete there is kept.")
-@click.option("--suite", default="toybox", show_default=True, help="The data sets; toybox is drawn on the spot.")
+@click.option(
+    "--out",
+    type=FOLDER,
+    default=Path("perlclip-bench"),
+    show_default=True,
+    help="Folder for runs and tables; what is complete there is kept.",
+)
+@click.option("--suite", default="toybox", show_default=True, help="toybox, drawn on the spot, or coop, the real sets.")
 @click.option(
     "--methods", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
 )
@@ -493,39 +523,64 @@ def _seeds(ctx: click.Context, param: click.Parameter, values: Sequence[str]) ->
     "--datasets", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
 )
 @click.option(
-    "--seeds", multiple=True, default=["1,2,3"], show_default=True, callback=_seeds, help="1,2,3 or 1 2 3 or repeated."
+    "--seeds",
+    multiple=True,
+    default=["1,2,3"],
+    show_default=True,
+    callback=_numbers(SEED),
+    help="1,2,3 or 1 2 3 or repeated.",
 )
-@click.option("--recipe", default="fast", show_default=True, help="See `perlclip methods`.")
-@click.option("--shots", type=POSITIVE, default=16, show_default=True, help="Training images of each class.")
-@click.option("--backbone", default="tiny", show_default=True, help="Hub name, Hugging Face folder, or 'tiny'.")
+@click.option(
+    "--recipe",
+    default="fast",
+    show_default=True,
+    help="fast, or original: the authors' own for the protocol (PERL keeps fast); see `perlclip methods`.",
+)
+@click.option(
+    "--shots",
+    multiple=True,
+    callback=_numbers(POSITIVE),
+    help="Training images of each class: 16, or for few-shot 1 2 4 8 16, if not given.",
+)
+@click.option("--backbone", default="", help=f"tiny for toybox and {BACKBONE} for coop, if not given.")
 @click.option(
     "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for those of the methods that have it."
 )
-@click.option("--jobs", type=POSITIVE, default=1, show_default=True, help="Runs at a time, each in its own process.")
-@click.option("--dry-run", is_flag=True, help="Only list the runs that would be done.")
+@click.option("--dry-run", is_flag=True, help="Only list the runs that would be done, with an estimate of time.")
+@_machine_options
 @_backbone_options
+@_workers_option
 def bench(
-    out: Path, methods: list[str], pairs: tuple[str, ...], jobs: int, dry_run: bool, device: str, **grid: Any
-) -> None:
-    """Run PROTOCOL (base-to-novel) for several methods, data sets and seeds. The same command again goes on."""
-    from perlclip.executor import run_all
-    from perlclip.files import write_files
-    from perlclip.protocols import Benchmark
-    from perlclip.runs import Store
-    from perlclip.tables import TABLES, runs_csv
+    out: Path, methods: list[str], pairs: tuple[str, ...], dry_run: bool, executor: str, jobs: int | None,
+    device: str, data: Path | None, workers: int, address: str, gpus_per_run: float | None, **grid: Any,
+) -> None:  # fmt: skip
+    """Run PROTOCOL for several methods, data sets and seeds. The same command again goes on.
 
-    methods = methods or perlclip.list_methods()
-    runs = Benchmark(methods=methods, settings=_settings_of(methods, pairs), **grid).runs()
-    store = Store(out / "runs")
+    PROTOCOL is base-to-novel, cross-dataset, domain-shift, few-shot, or all, the first three of these; or for PERL
+    ablation-modality, -depth, -steps, -variant, -anchor or -rank, which vary one setting under base-to-novel.
+    """
+    from perlclip.executor import Machines, default_jobs, run_all
+    from perlclip.files import write_files
+    from perlclip.protocols import ABLATED, ABLATIONS, Benchmark
+    from perlclip.runs import Store
+    from perlclip.tables import runs_csv, tables
+
+    usual = [ABLATED] if grid["protocol"] in ABLATIONS else perlclip.list_methods()
+    runs = Benchmark(methods=methods, settings=_settings_of(methods or usual, pairs), **grid).runs()
+    store, jobs = Store(out / "runs"), jobs or default_jobs(device)
     if dry_run:
         _print_plan(runs, store, jobs)
         return
-    records = run_all(runs, store, jobs=jobs, device=device)
+    machines = Machines(
+        executor=executor, jobs=jobs, device=device, data=data, workers=workers, address=address,
+        gpus_per_run=gpus_per_run,
+    )  # fmt: skip
+    records = run_all(runs, store, machines)
     whole = [record for record in records if record["status"] == "complete"]
     if whole:
-        tables = TABLES[grid["protocol"]](whole)
-        write_files({out / "runs.csv": runs_csv(whole).encode(), out / "tables.md": tables.encode()})
-        click.echo(tables)
+        text = tables(grid["protocol"], whole)
+        write_files({out / "runs.csv": runs_csv(whole).encode(), out / "tables.md": text.encode()})
+        click.echo(text)
         click.echo(f"tables: {out / 'tables.md'}   runs: {out / 'runs.csv'}")
     failed = [record for record in records if record["status"] == "failed"]
     if failed:
@@ -552,7 +607,7 @@ def _settings_of(methods: Sequence[str], pairs: Sequence[str]) -> dict[str, dict
 
 def _print_plan(runs: "Sequence[Run]", store: "Store", jobs: int) -> None:
     from perlclip.executor import complete, estimate
-    from perlclip.protocols import Workspace, resolve
+    from perlclip.perform import Workspace, resolve
 
     workspace, stored = Workspace(), store.records()
     done = complete({run: resolve(run, workspace) for run in runs}, store)
@@ -610,3 +665,107 @@ def sample(name: str, root: Path, shots: int, seed: int, out: Path) -> None:
     write_files({out: content})
     lists = json.loads(content)
     click.echo(f"{out}: {len(lists['train'])} train and {len(lists['val'])} val images, sha256 {lists['sha256']}")
+
+
+@main.command()
+@click.argument("runs", type=FOLDER, nargs=-1, required=True)
+@click.option("--out", type=FOLDER, required=True, help="Folder for report.md, index.html, tables and figures.")
+def report(runs: tuple[Path, ...], out: Path) -> None:
+    """Tables and figures of all RUNS (folders of `perlclip bench`), beside the paper's numbers."""
+    from perlclip.report.write import write_report
+
+    written = write_report(runs, out)
+    click.echo(written.summary)
+    click.echo(f"report: {out / 'report.md'}   page: {out / 'index.html'}   tables: {out / 'tables'}")
+
+
+def _look_options(command: Any) -> Any:
+    for option in (
+        click.option("--template", help="Another prompt than the adapter's."),
+        click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives."),
+        click.option(
+            "--how", type=click.Choice(["gradient", "occlusion"]), default="gradient", show_default=True,
+            help="Evidence maps: gradient x activation where thoughts enter, or by hiding patch after patch (slow).",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.argument("adapter", type=FOLDER)
+@click.argument("images", nargs=-1, required=True)
+@click.option("--out", type=FOLDER, required=True, help="Folder for a PNG, an SVG and a JSON file of each image.")
+@click.option("--class", "shown", default="", metavar="NAME", help="Map this class instead of the first answer.")
+@click.option("--class-names", type=FOLDER, help="Other classes than the adapter's: a name a line, or a JSON list.")
+@_look_options
+@_backbone_options
+def explain(
+    adapter: Path, images: tuple[str, ...], out: Path, shown: str, class_names: Path | None, how: str,
+    template: str | None, backbone: str | None, device: str, precision: str,
+) -> None:  # fmt: skip
+    """How a PERL ADAPTER came to its answer on IMAGES: confidence and evidence at every step."""
+    from perlclip.analysis import explain as explain_images
+
+    paths, names = _image_paths(images), _name_list(class_names)
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
+    cases = explain_images(loaded, paths, out, how=how, shown=shown, class_names=names, template=template)
+    for path, case in zip(paths, cases, strict=True):
+        click.echo(f"{path}\t" + " → ".join(case.answers))
+    click.echo(f"figures: {out}")
+
+
+@main.command()
+@click.argument("adapter", type=FOLDER, metavar="ADAPTER|STORE")
+@click.argument("data", required=False)
+@click.option(
+    "--out", type=FOLDER, required=True, help="Folder for page, figures and tables; it also makes it resumable."
+)
+@click.option("--max-images", type=POSITIVE, help="So many at most, drawn at random: 1000; of a STORE 200 a test set.")
+@click.option("--cases", type=NATURAL, default=6, show_default=True, help="Images of each transition in the gallery.")
+@click.option("--split", help="train, val or test, where DATA is split.")
+@click.option("--class-names", type=FOLDER, help="File with names for DATA's classes, as for `perlclip eval`.")
+@click.option("--data", "root", type=FOLDER, metavar="ROOT", help="Of a STORE of suite coop: where the data sets are.")
+@_look_options
+@_backbone_options
+@_workers_option
+def analyze(adapter: Path, data: str | None, out: Path, root: Path | None, device: str, **options: Any) -> None:
+    """Metrics, drift and evidence by step of a PERL ADAPTER on DATA, or of all PERL runs of a STORE.
+
+    DATA is a folder of class folders, a CSV manifest, or a drawn set: toybox:tiny_toys, toybox:tiny_toys/novel. A
+    STORE is a folder of `perlclip bench`. Stopped? The same command goes on.
+    """
+    if data is not None:
+        _analyze_data(adapter, data, out, device, **options)
+        return
+    from perlclip.analysis import analyze_store
+
+    if not adapter.is_dir() or next(adapter.rglob("run.json"), None) is None:
+        raise PerlclipError(f"{adapter} is no folder of runs; to analyze an adapter, name DATA as well")
+    limit = {"images": options["max_images"]} if options["max_images"] else {}
+    averages = analyze_store(adapter, out, device=device, root=root, workers=options["workers"], **limit)
+    for setting, found in averages.items():
+        click.echo(f"{setting}: accuracy " + " → ".join(f"{value:.1f}" for value in found["accuracy"].mean))
+    click.echo(f"page: {out / 'index.html'}   numbers: {out / 'settings.csv'}")
+
+
+def _analyze_data(
+    adapter: Path, data: str, out: Path, device: str, *, max_images: int | None, cases: int, split: str | None,
+    class_names: Path | None, template: str | None, backbone: str | None, how: str, precision: str, workers: int,
+) -> None:  # fmt: skip
+    from perlclip.analysis.dynamics import require_perl
+    from perlclip.analysis.sources import labelled_images
+    from perlclip.analysis.study import MAX_IMAGES, findings
+    from perlclip.analysis.study import analyze as analyze_images
+    from perlclip.data import read_class_names
+
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
+    require_perl(loaded.method)
+    names = read_class_names(class_names) if class_names else None
+    images = labelled_images(data, loaded, split=split, class_names=names, template=template)
+    study = analyze_images(
+        loaded, images, out, max_images=max_images or MAX_IMAGES, cases=cases, how=how, workers=workers
+    )
+    for sentence in findings(study):
+        click.echo(sentence)
+    click.echo(f"page: {out / 'index.html'}   numbers: {out / 'analysis.json'}")

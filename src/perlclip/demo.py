@@ -43,7 +43,7 @@ def run_demo(
     runs = []
     for side in modalities:
         settings = {} if side == "both" else {"perl": {"modalities": side}}
-        grid = Benchmark(datasets=tasks, methods=["perl"], seeds=seeds, recipe=recipe, shots=SHOTS, settings=settings)
+        grid = Benchmark(datasets=tasks, methods=["perl"], seeds=seeds, recipe=recipe, shots=[SHOTS], settings=settings)
         runs += grid.runs()
     records = run_all(runs, Store(out / "runs"))
     for record in records:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from perlclip.data.sets import ImageSet
-from perlclip.data.views import eval_batches
 from perlclip.errors import PerlclipError
+from perlclip.memory import Memory, SetMemory
 from perlclip.methods.base import Method
 from perlclip.progress import progress_bar
 
@@ -44,25 +44,29 @@ def evaluate(
     batch_size: int = 64,
     workers: int = 0,
     progress: bool = True,
+    memory: SetMemory | None = None,
 ) -> Evaluation:
     """Classify every image among the set's own classes; the class texts are encoded once.
 
-    `novel=True` says that these are not the classes trained on, which MMRL and MMRL++ answer differently.
+    `novel=True` says that these are not the classes trained on, which MMRL and MMRL++ answer differently. A `memory`
+    of the set, used again for other methods and seeds, spares what their tests have in common and changes no number.
     """
     if not len(test_set):
         raise PerlclipError("the test set has no images")
     backbone = method.backbone
-    state = method.class_state(test_set.classes, novel=novel)
+    memory = memory or Memory(limit=0).of(test_set.name)
+    state = memory.class_state(method, test_set.classes, novel=novel)
     predictions: list[Tensor] = []
     probabilities: list[Tensor] = []
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
-        for pixels, labels in eval_batches(test_set, backbone.preprocess, batch_size, workers):
-            logits_KBC = method.trajectory(pixels.to(backbone.device, non_blocking=True), state)
+        for pixels, batch in memory.batches(test_set, backbone, batch_size, workers):
+            with memory.recall(batch, pixels, backbone.vision):
+                logits_KBC = method.trajectory(pixels, state)
             if not torch.isfinite(logits_KBC).all():
                 raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")
             predictions.append(logits_KBC.argmax(-1).cpu())
             probabilities.append(logits_KBC[-1].softmax(-1).cpu())
-            bar(len(labels))
+            bar(len(pixels))
     labels_B = torch.as_tensor([int(label) for label in test_set.labels])
     predictions_KB = torch.cat(predictions, 1)
     correct_KB = predictions_KB == labels_B

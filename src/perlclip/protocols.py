@@ -1,31 +1,25 @@
-"""Which runs a benchmark consists of, and how one is performed.
+"""Which runs a benchmark consists of: everything here is a list.
 
-A protocol is one row of `PROTOCOLS`: the data sets it trains on, the classes of them that training sees, and the tests.
-A suite is one row of `SUITES`: a source, targets, variants of the source, and how to load one of them.
+A suite is a row of `SUITES`: a source, targets, variants of the source, and how to load one of them. A protocol is a
+row of `PROTOCOLS`: the data sets it trains on, the classes of them that training sees, and the tests. An ablation is a
+row of `ABLATIONS`: values of one setting of PERL, run under base-to-novel. `perform` does a single run.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from random import Random
 from typing import Any, NamedTuple
 
-import torch
-
-from perlclip.adapter import save_adapter
-from perlclip.backbone import Backbone, load_backbone
+from perlclip.data.catalog import dataset_names, load_dataset
 from perlclip.data.sets import DataSet, ImageSet
 from perlclip.data.toybox import load_toybox, toybox_names
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.evaluation import Evaluation, evaluate
-from perlclip.methods.base import Method, create_method, list_methods, method_class
-from perlclip.recipes import RECIPES, Recipe
-from perlclip.recipes import recipe as recipe_by_name
+from perlclip.methods.base import list_methods, method_class
+from perlclip.recipes import RECIPES
 from perlclip.recipes import settings as recipe_settings
-from perlclip.runs import CHECKPOINT, UNTRAINED, Record, Run, as_json, complete_record, environment, peak_memory
-from perlclip.train import FitResult, fit
+from perlclip.runs import Run, default_backbone
+
+Loader = Callable[[str, Path | None], DataSet]  # name, root of the data sets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +29,8 @@ class Suite:
     source: str
     targets: tuple[str, ...]
     variants: tuple[str, ...] = ()  # of the source: its classes, other pictures
-    load: Callable[[str], DataSet]
+    load: Loader
+    on_disk: bool = False  # below a root that the user must name
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -43,33 +38,37 @@ class Suite:
         return (self.source, *self.targets, *self.variants)
 
 
-_TOYBOX = toybox_names()
+def _from_catalog(name: str, root: Path | None) -> DataSet:
+    if root is None:
+        raise PerlclipError("the data sets of suite 'coop' are read from a folder: name it with --data ROOT")
+    return load_dataset(name, root)
+
+
+def _fifteen(names: Sequence[str], load: Loader, *, on_disk: bool = False) -> Suite:
+    """A source, ten targets, four variants."""
+    return Suite(source=names[0], targets=tuple(names[1:11]), variants=tuple(names[11:]), load=load, on_disk=on_disk)
+
+
 SUITES: dict[str, Suite] = {
-    "toybox": Suite(source=_TOYBOX[0], targets=_TOYBOX[1:11], variants=_TOYBOX[11:], load=load_toybox),
+    "toybox": _fifteen(toybox_names(), lambda name, root: load_toybox(name)),
+    "coop": _fifteen(dataset_names(), _from_catalog, on_disk=True),
 }
 
 
-class Workspace:
-    """What the runs of one process share: the backbone, and the data sets used last."""
-
-    def __init__(self, device: str = "cpu") -> None:
-        self._backbone = lru_cache(maxsize=1)(lambda name, dtype: load_backbone(name, device=device, dtype=dtype))
-        self._data = lru_cache(maxsize=2)(lambda suite, name: SUITES[suite].load(name))
-
-    def backbone(self, run: Run) -> Backbone:
-        """The run's backbone, on the workspace's device."""
-        return self._backbone(run.backbone, run.precision)
-
-    def data(self, run: Run) -> DataSet:
-        """The data set that the run trains on."""
-        return self._data(run.suite, run.dataset)
+# Classes of a data set; labels are counted from the first of them.
+PARTS: dict[str, Callable[[ImageSet], ImageSet]] = {
+    "all": lambda images: images,
+    "base": ImageSet.base,
+    "novel": ImageSet.novel,
+}
 
 
 class Test(NamedTuple):
-    """One thing to measure; `novel` classes are not those that were trained."""
+    """One thing to measure: a part of a set's test images; `novel` classes are not those that were trained."""
 
     name: str
-    images: ImageSet
+    dataset: str
+    classes: str
     novel: bool
 
 
@@ -77,26 +76,88 @@ class Test(NamedTuple):
 class Protocol:
     """What is trained on and what is tested."""
 
-    datasets: Callable[[Suite], tuple[str, ...]]
-    classes: Callable[[ImageSet], ImageSet]  # of the shots, the classes that training sees
-    tests: Callable[[Run, Workspace], Iterable[Test]]
+    datasets: Callable[[Suite], tuple[str, ...]]  # one after the other, to train on
+    trains: str  # of the shots, the classes that training sees
+    tests: Callable[[Suite, str], Sequence[Test]]  # of what was trained on a data set
+    shots: tuple[int, ...] = (16,)
+    original: str = "original"  # which of the authors' recipes is theirs for this
 
 
-def _halves(run: Run, workspace: Workspace) -> list[Test]:
-    test = workspace.data(run).test
-    return [Test("base", test.base(), novel=False), Test("novel", test.novel(), novel=True)]
+def _all_sets(suite: Suite) -> tuple[str, ...]:
+    return (suite.source, *suite.targets)
+
+
+def _halves(suite: Suite, dataset: str) -> list[Test]:
+    return [Test("base", dataset, "base", novel=False), Test("novel", dataset, "novel", novel=True)]
+
+
+def _elsewhere(source: str, others: Iterable[str]) -> list[Test]:
+    """The source and sets that training has not seen; also variants count as novel, as MMRL's authors have it."""
+    return [Test(source, source, "all", novel=False), *(Test(name, name, "all", novel=True) for name in others)]
 
 
 PROTOCOLS: dict[str, Protocol] = {
-    "base-to-novel": Protocol(
-        datasets=lambda suite: (suite.source, *suite.targets), classes=ImageSet.base, tests=_halves
+    "base-to-novel": Protocol(datasets=_all_sets, trains="base", tests=_halves),
+    "cross-dataset": Protocol(
+        datasets=lambda suite: (suite.source,),
+        trains="all",
+        tests=lambda suite, dataset: _elsewhere(dataset, suite.targets),
+        original="original-cross",
+    ),
+    "domain-shift": Protocol(
+        datasets=lambda suite: (suite.source,),
+        trains="all",
+        tests=lambda suite, dataset: _elsewhere(dataset, suite.variants),
+        original="original-cross",
+    ),
+    "few-shot": Protocol(
+        datasets=_all_sets,
+        trains="all",
+        tests=lambda suite, dataset: [Test("all", dataset, "all", novel=False)],
+        shots=(1, 2, 4, 8, 16),
+        original="original-few-shot",
     ),
 }
+TOGETHER = {"all": ("base-to-novel", "cross-dataset", "domain-shift")}
+
+# The paper's ablations: a setting of PERL and its values, the default among them.
+ABLATED = "perl"
+ABLATIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "ablation-modality": ("modalities", ("both", "text", "vision")),
+    "ablation-depth": ("depth", (6, 7, 8, 9, 10, 11)),
+    "ablation-steps": ("steps", (0, 1, 2, 3, 4, 5, 6, 7, 8)),
+    "ablation-variant": ("variant", ("shared", "early", "deep", "step", "layer", "layerstep")),
+    "ablation-anchor": ("anchor", (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)),
+    "ablation-rank": ("rank", (1, 2, 4, 8, 16)),
+}
+
+
+def protocols_of(bench: str) -> tuple[str, ...]:
+    """The protocols behind a name on the command line: itself, base-to-novel for an ablation, three for `all`."""
+    known = [*PROTOCOLS, *ABLATIONS, *TOGETHER]
+    if bench not in known:
+        raise unknown_name("protocol", bench, known)
+    return ("base-to-novel",) if bench in ABLATIONS else TOGETHER.get(bench, (bench,))
+
+
+def training_of(run: Run) -> Run:
+    """What identifies the run's training: everything but its tests. Two runs of which it is equal train the same."""
+    return replace(run, protocol=PROTOCOLS[run.protocol].trains)
+
+
+def siblings(run: Run) -> Iterator[Run]:
+    """The runs of other protocols that have the same training."""
+    others = (replace(run, protocol=name) for name in PROTOCOLS if name != run.protocol)
+    return (other for other in others if training_of(other) == training_of(run))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """A grid of runs: every method on every data set with every seed. No names stand for all there are."""
+    """A grid of runs: every method on every data set with every seed. No names stand for all there are.
+
+    `protocol` may also be an ablation, or `all`. A recipe `original` is the authors' own for the protocol, as far as
+    there is one; PERL, which has none, keeps `fast`, as in the paper.
+    """
 
     protocol: str = "base-to-novel"
     suite: str = "toybox"
@@ -104,126 +165,85 @@ class Benchmark:
     methods: Sequence[str] = ()
     seeds: Sequence[int] = (1, 2, 3)
     recipe: str = "fast"
-    shots: int = 16
-    backbone: str = "tiny"
+    shots: Sequence[int] = ()
+    backbone: str = ""  # the suite's
     precision: str = "float32"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> its settings
 
     def runs(self) -> list[Run]:
         """The runs, those of one data set together; what has nothing to train is evaluated once for all seeds."""
-        _check("protocol", [self.protocol], PROTOCOLS)
         _check("suite", [self.suite], SUITES)
-        suite = SUITES[self.suite]
-        _check(f"data set of suite {self.suite!r}:", self.datasets, suite.names)
         _check("method", [*self.methods, *self.settings], list_methods())
+        for method, settings in self.settings.items():
+            _check(f"setting of method {method!r}:", settings, _defaults(method))
         if not self.seeds:
             raise PerlclipError("a benchmark needs at least one seed")
-        runs = (
-            self._run(dataset, method, seed)
-            for dataset in self.datasets or PROTOCOLS[self.protocol].datasets(suite)
-            for method in self.methods or list_methods()
+        if self.protocol in ABLATIONS and set(self.methods) - {ABLATED}:
+            raise PerlclipError(f"{self.protocol} is about {ABLATED} alone: it takes no other methods")
+        return list(dict.fromkeys(run for protocol in protocols_of(self.protocol) for run in self._under(protocol)))
+
+    def _under(self, protocol: str) -> Iterator[Run]:
+        shots = self.shots or PROTOCOLS[protocol].shots
+        if protocol != "few-shot" and len(shots) > 1:
+            raise PerlclipError(f"{protocol} takes one number of shots, got {', '.join(map(str, shots))}")
+        return (
+            self._run(protocol, dataset, method, settings, number, seed)
+            for dataset in self._datasets(protocol)
+            for method, settings in self._rows()
+            for number in shots
             for seed in self.seeds
         )
-        return list(dict.fromkeys(runs))
 
-    def _run(self, dataset: str, method: str, seed: int) -> Run:
-        settings = self.settings.get(method, {})
-        _check(f"setting of method {method!r}:", settings, {f.name for f in fields(method_class(method).config_class)})
-        training: dict[str, Any] = {"recipe": self.recipe, "shots": self.shots, "seed": seed}
+    def _datasets(self, protocol: str) -> Sequence[str]:
+        suite = SUITES[self.suite]
+        usual = PROTOCOLS[protocol].datasets(suite)
+        _check(f"data set of suite {self.suite!r}:", self.datasets, suite.names)
+        if self.datasets and usual == (suite.source,) != tuple(self.datasets):
+            raise PerlclipError(f"{protocol} trains on {suite.source!r} alone, got {', '.join(self.datasets)}")
+        return self.datasets or usual
+
+    def _rows(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Methods with their settings."""
+        if self.protocol in ABLATIONS:
+            key, values = ABLATIONS[self.protocol]
+            return [(ABLATED, {**self.settings.get(ABLATED, {}), key: value}) for value in values]
+        return [(method, self.settings.get(method, {})) for method in self.methods or list_methods()]
+
+    def _run(self, protocol: str, dataset: str, method: str, settings: Mapping[str, Any], shots: int, seed: int) -> Run:
+        recipe = self._recipe(protocol, method)
+        # PERL without a step is zero-shot CLIP: its projectors reach nothing and get no gradient.
+        trained = method in RECIPES and (method, settings.get("steps")) != ("perl", 0)
+        training: dict[str, Any] = {"recipe": recipe, "shots": shots, "seed": seed} if trained else {}
+        backbone = self.backbone or default_backbone(self.suite)
+        usual = _defaults(method) | recipe_settings(method, recipe, backbone, dataset)
         return Run(
-            protocol=self.protocol,
+            protocol=protocol,
             suite=self.suite,
             dataset=dataset,
             method=method,
-            settings=tuple((key, tuple(v) if isinstance(v, list) else v) for key, v in sorted(settings.items())),
-            backbone=self.backbone,
+            settings=tuple((key, value) for key, value in _plain(settings) if value != usual[key]),
+            backbone=backbone,
             precision=self.precision,
-            **training if method in RECIPES else {},
+            **training,
         )
+
+    def _recipe(self, protocol: str, method: str) -> str:
+        known = RECIPES.get(method, {})
+        if self.recipe != "original":
+            return self.recipe
+        return next((name for name in (PROTOCOLS[protocol].original, "original") if name in known), "fast")
+
+
+def _plain(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """In the order of the names, lists as tuples."""
+    return ((key, tuple(value) if isinstance(value, list) else value) for key, value in sorted(settings.items()))
+
+
+def _defaults(method: str) -> dict[str, Any]:
+    return {f.name: f.default for f in fields(method_class(method).config_class)}
 
 
 def _check(kind: str, names: Iterable[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             raise unknown_name(kind, name, known)
-
-
-def resolve(run: Run, workspace: Workspace) -> dict[str, Any]:
-    """What the run would be done with now, beyond what its name says: weights, recipe and settings in full."""
-    recipe, settings = _training(run)
-    return as_json(
-        {
-            "backbone": workspace.backbone(run).fingerprint,
-            "recipe": asdict(recipe) if recipe else None,
-            "config": asdict(method_class(run.method).config_class(**settings)),
-        }
-    )
-
-
-def _training(run: Run) -> tuple[Recipe | None, dict[str, Any]]:
-    """The recipe, and the method's settings: the recipe's own, then the run's."""
-    if run.recipe == UNTRAINED:
-        return None, dict(run.settings)
-    where = (run.method, run.recipe, run.backbone, run.dataset)
-    return recipe_by_name(*where), {**recipe_settings(*where), **dict(run.settings)}
-
-
-def perform(run: Run, workspace: Workspace, folder: Path) -> Record:
-    """Train and test; the adapter is saved in `folder`, the record is the caller's to keep."""
-    protocol, backbone = PROTOCOLS[run.protocol], workspace.backbone(run)
-    if backbone.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(backbone.device)
-    # All that training gets to see. The shots of every class are drawn, then those of some classes kept, as CoOp does.
-    images = protocol.classes(workspace.data(run).train.few_shot(run.shots, Random(run.seed)))
-    method, fitted = _train(run, backbone, images, folder / CHECKPOINT)
-    started = time.perf_counter()
-    results = {
-        test.name: evaluate(method, test.images, novel=test.novel, progress=False)
-        for test in protocol.tests(run, workspace)
-    }
-    record = complete_record(
-        run,
-        **resolve(run, workspace),
-        parameters=method.num_trainable,
-        fit=fitted.settings if fitted else None,
-        metrics={name: result.metrics() for name, result in results.items()},
-        predictions={name: _predictions(result) for name, result in results.items()},
-        seconds={"fit": fitted.seconds if fitted else 0.0, "eval": time.perf_counter() - started},
-        memory=peak_memory(backbone.device),
-        environment=environment(backbone.device),
-    )
-    if fitted:
-        # The card says the method, its settings and the backbone itself.
-        used = {key: value for key, value in fitted.settings.items() if key not in ("method", "config", "backbone")}
-        training = {"protocol": run.protocol, "source": f"{run.suite}/{run.dataset}", "shots": run.shots}
-        training |= {"recipe_name": run.recipe, **used, "environment": record["environment"]}
-        save_adapter(
-            method, folder, class_names=images.class_names, templates=images.template,
-            training=training, metrics=record["metrics"],
-        )  # fmt: skip
-    return record
-
-
-def _train(run: Run, backbone: Backbone, images: ImageSet, checkpoint: Path) -> tuple[Method, FitResult | None]:
-    """The trained method. A checkpoint that a killed run has left is gone on from, or dropped if it is of no use."""
-    recipe, settings = _training(run)
-    interrupted = checkpoint.exists()
-    method = create_method(run.method, backbone, seed=run.seed, **settings)
-    if recipe is None:
-        return method, None
-    try:
-        return method, fit(
-            method, images, recipe=recipe, seed=run.seed, precision=run.precision, checkpoint=checkpoint, resume=True,
-            progress=False,
-        )  # fmt: skip
-    except PerlclipError:
-        if not interrupted:
-            raise
-    checkpoint.unlink()
-    return _train(run, backbone, images, checkpoint)
-
-
-def _predictions(result: Evaluation) -> dict[str, list[int]]:
-    """Labels, and the answers of the first and the last step, image by image."""
-    first_B, last_B = result.predictions_KB[0], result.predictions_KB[-1]
-    return {"labels": result.labels_B.tolist(), "first": first_B.tolist(), "last": last_B.tolist()}

@@ -2,7 +2,7 @@
 
 STORE/base-to-novel/toybox/noisy_shapes/perl-fast-16shot-seed1/
     run.json                    the record, written last: it is what makes the run complete
-    adapter_config.json  …      the adapter, where the method has trained anything
+    adapter_config.json  …      the adapter, if this run trained one; else `adapter_of` in the record says which did
 """
 
 import hashlib
@@ -28,11 +28,12 @@ Record = dict[str, Any]
 FORMAT_VERSION = 1
 RECORD, CHECKPOINT = "run.json", "checkpoint.safetensors"
 UNTRAINED = "none"  # the recipe of a method that has nothing to train
+BACKBONES = {"coop": "openai/clip-vit-base-patch16"}  # of a suite, if it is not the embedded one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything that identifies a run; where it is computed is no part of it."""
+    """Everything that identifies a run; where it is computed, and where its data lie, is no part of it."""
 
     protocol: str
     suite: str
@@ -52,13 +53,18 @@ class Run:
         if self.recipe != UNTRAINED:
             words += [self.recipe, f"{self.shots}shot", f"seed{self.seed}"]
         unsaid = (self.settings, self.backbone, self.precision)
-        if unsaid != ((), "tiny", "float32"):
+        if unsaid != ((), default_backbone(self.suite), "float32"):
             words.append(hashlib.sha256(repr(unsaid).encode()).hexdigest()[:8])
         return "/".join([self.protocol, self.suite, self.dataset, "-".join(words)])
 
     def identity(self) -> dict[str, Any]:
         """As the record has it."""
         return as_json({**asdict(self), "settings": dict(self.settings)})
+
+
+def default_backbone(suite: str) -> str:
+    """What a suite is run with unless another is asked for."""
+    return BACKBONES.get(suite, "tiny")
 
 
 @dataclass(frozen=True)
@@ -173,10 +179,15 @@ def _git() -> dict[str, Any]:
         return {}
 
 
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """Bytes: on CUDA the most that tensors took since the counter's reset, else the most of the process so far."""
+def peak_memory(device: torch.device, kept: int = 0) -> dict[str, int]:
+    """Bytes: on CUDA the most that tensors took since the last call, without those kept for other runs.
+
+    Elsewhere the most of the process so far.
+    """
     if device.type == "cuda":
-        return {"cuda_bytes": torch.cuda.max_memory_allocated(device)}
+        most = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return {"cuda_bytes": most - kept}
     if sys.platform == "win32":
         return {}
     import resource

@@ -5,17 +5,19 @@ Methods insert, replace and read tokens between blocks, so the forward pass is o
 same function, less work.
 
 * `Block.read`     the last block evaluated only at the rows that are read out, keys and values never formed;
-* `context`        rows that others attend to and that are not updated themselves: a prefix that all class texts share
-                   (`SharedText`), or prompts that the next block replaces anyway;
+* `Block.both`     a prefix that many sequences share, computed once, and what is the sequences' own (`SharedText`);
 * `Refinement`     the upper blocks entered many times over one frozen sequence, whose queries, keys and values
                    in the first of them are computed once;
+* `FrozenBatch`    a batch of images seen before: frozen rows and pooled states are taken, not computed again;
 * attention        always through `scaled_dot_product_attention`.
 
 Shapes: B sequences (images or classes), N tokens, k rows put before them, R rows read, D width, H heads, d = D / H,
 E shared width; A context sequences, each of which serves B / A of the B.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -25,33 +27,27 @@ from torch.nn import functional as F
 
 State = Mapping[str, Tensor]
 QKV = tuple[Tensor, Tensor, Tensor]
+Activation = Callable[[Tensor], Tensor]
+QUICK = 1.702  # CLIP's quick GELU is x sigmoid(1.702 x)
 
 
 class Block(nn.Module):
     """A pre-norm transformer block: x + Attn(LN x), then x + MLP(LN x)."""
 
-    def __init__(self, state: State, prefix: str, heads: int, eps: float, act: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, state: State, prefix: str, heads: int, eps: float, act: Activation) -> None:
         super().__init__()
         self.heads = heads
-        self.act = act
         self.norm1 = _norm(state, f"{prefix}layer_norm1.", eps)
         self.qkv = _linear(state, *(f"{prefix}self_attn.{name}_proj." for name in "qkv"))
         self.out = _linear(state, f"{prefix}self_attn.out_proj.")
         self.norm2 = _norm(state, f"{prefix}layer_norm2.", eps)
         self.fc1 = _linear(state, f"{prefix}mlp.fc1.")
         self.fc2 = _linear(state, f"{prefix}mlp.fc2.")
+        self.act = act
 
-    def forward(self, x_BND: Tensor, causal: bool, context_AkD: Tensor | None = None) -> Tensor:
-        """The block at every row of x. Context rows stand before x and are attended to, but not updated."""
-        q_BHNd, k_BHNd, v_BHNd = self.project_qkv(x_BND)
-        if context_AkD is None:
-            return self.attend(x_BND, (q_BHNd, k_BHNd, v_BHNd), causal)
-        D = x_BND.shape[-1]
-        A, k, _ = context_AkD.shape
-        kv_Ak2D = F.linear(self.norm1(context_AkD.to(x_BND.dtype)), self.qkv.weight[D:], self.qkv.bias[D:])
-        k_AHkd, v_AHkd = kv_Ak2D.view(A, k, 2, self.heads, -1).permute(2, 0, 3, 1, 4)
-        a_BND = self._attend_before((k_AHkd, v_AHkd), (q_BHNd, k_BHNd, v_BHNd), causal)
-        return self._finish(x_BND, a_BND)
+    def forward(self, x_BND: Tensor, causal: bool) -> Tensor:
+        """The whole block at every row."""
+        return self.attend(x_BND, self.project_qkv(x_BND), causal)
 
     def both(self, prefix_APD: Tensor, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         """The block at sequences that are shared, and at those that stand behind them; causal.
@@ -61,22 +57,15 @@ class Block(nn.Module):
         (A, P, D), (B, N, _) = prefix_APD.shape, x_BND.shape
         rows_RD = torch.cat([prefix_APD.reshape(-1, D), x_BND.reshape(-1, D)])
         qkv_RD = self.qkv(self.norm1(rows_RD))
-        q_AHPd, *kv_AHPd = qkv_RD[: A * P].view(A, P, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        own = qkv_RD[A * P :].view(B, N, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        a_AHPd = F.scaled_dot_product_attention(q_AHPd, kv_AHPd[0], kv_AHPd[1], is_causal=True)
-        a_BND = self._attend_before(kv_AHPd, own, causal=True)
-        a_RD = torch.cat([a_AHPd.transpose(1, 2).reshape(-1, D), a_BND.reshape(-1, D)])
+        qkv_3AHPd = qkv_RD[: A * P].view(A, P, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        qkv_3BHNd = qkv_RD[A * P :].view(B, N, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        a_AHPd = F.scaled_dot_product_attention(qkv_3AHPd[0], qkv_3AHPd[1], qkv_3AHPd[2], is_causal=True)
+        k_BHMd, v_BHMd = torch.cat([_serve(qkv_3AHPd[1:], B, 1), qkv_3BHNd[1:]], 3)
+        mask_NM = _causal_mask(N, P + N, x_BND.device, k_BHMd.dtype)
+        a_BHNd = F.scaled_dot_product_attention(qkv_3BHNd[0], k_BHMd, v_BHMd, attn_mask=mask_NM)
+        a_RD = torch.cat([a.transpose(1, 2).reshape(-1, D) for a in (a_AHPd, a_BHNd)])
         out_RD = self._finish(rows_RD, a_RD)
         return out_RD[: A * P].view(A, P, D), out_RD[A * P :].view(B, N, D)
-
-    def _attend_before(self, front: Sequence[Tensor], own: Sequence[Tensor], causal: bool) -> Tensor:
-        """Attention of rows to the keys and values of others that stand before them, and to their own: (B, N, D)."""
-        q_BHNd, k_BHNd, v_BHNd = own
-        B, _, N, _ = q_BHNd.shape
-        k_BHMd, v_BHMd = (torch.cat([_serve(f, B, 0), o], 2) for f, o in zip(front, (k_BHNd, v_BHNd), strict=True))
-        mask_NM = _causal_mask(N, k_BHMd.shape[2], q_BHNd.device) if causal else None
-        a_BHNd = F.scaled_dot_product_attention(q_BHNd, k_BHMd, v_BHMd, attn_mask=mask_NM)
-        return a_BHNd.transpose(1, 2).flatten(2)
 
     def project_qkv(self, x_BND: Tensor) -> QKV:
         """Queries, keys and values of each row, (B, H, N, d) each."""
@@ -91,7 +80,7 @@ class Block(nn.Module):
         return self._finish(x_BND, a_BHNd.transpose(1, 2).flatten(2))
 
     def read(self, x_BND: Tensor, rows_BR: Tensor, causal: bool, context_AkD: Tensor | None = None) -> Tensor:
-        """The block's output at rows `rows_BR[b]` of sequence b, (B, R, D); context as in `forward`.
+        """The block's output at rows `rows_BR[b]` of sequence b, (B, R, D). Context rows stand before the sequence.
 
         With few queries per sequence, keys and values need not be formed: q·(W_k y_n + b_k) = (W_kᵀ q)·y_n + c, where c
         is the same for all n and leaves the softmax unchanged, and Σ_n a_n (W_v y_n + b_v) = W_v (Σ_n a_n y_n) + b_v.
@@ -166,8 +155,26 @@ class ImageEmbedding(nn.Module):
         return out
 
 
+@dataclass
+class FrozenBatch:
+    """What a tower has made of one batch of images, read at CLS, so far.
+
+    A sequence is known to be frozen if it is the very tensor that `embed` or `run` gave: what a method has changed is
+    another tensor. Nothing here is ever written to.
+    """
+
+    rows: dict[int, Tensor] = field(default_factory=dict)  # after so many blocks, (B, N, D)
+    pooled_BD: Tensor | None = None
+
+    def holds(self, x_BND: Tensor, depth: int) -> bool:
+        """Whether this is the batch's frozen sequence after `depth` blocks."""
+        return self.rows.get(depth) is x_BND
+
+
 class Tower(nn.Module):
     """The frozen text or image encoder: `embed`, `block`, `run`, `pool`, `project`."""
+
+    batch: FrozenBatch | None = None  # the one being looked at, if it is to be remembered
 
     def __init__(
         self, embed: nn.Module, blocks: list[Block], norm: nn.LayerNorm, head: nn.Linear, *, causal: bool
@@ -197,9 +204,9 @@ class Tower(nn.Module):
         assert isinstance(position, Tensor)
         return len(position) - 1
 
-    def block(self, i: int, x_BND: Tensor, context_AkD: Tensor | None = None) -> Tensor:
-        """Block i (from 0) at every row of x, which also attends to the context rows, if there are any."""
-        out: Tensor = self.blocks[i](x_BND, self.causal, context_AkD)
+    def block(self, i: int, x_BND: Tensor) -> Tensor:
+        """Block i (from 0) at every row."""
+        out: Tensor = self.blocks[i](x_BND, self.causal)
         return out
 
     def both(self, i: int, prefix_APD: Tensor, x_BND: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,9 +217,34 @@ class Tower(nn.Module):
 
     def run(self, x_BND: Tensor, start: int, stop: int) -> Tensor:
         """Blocks start..stop-1 at every row."""
+        if self.batch is None or not self.batch.holds(x_BND, start):
+            return self._run(x_BND, start, stop)
+        rows = self.batch.rows
+        if stop not in rows:
+            known = max(depth for depth in rows if depth < stop)
+            rows[stop] = self._run(rows[known], known, stop)
+        return rows[stop]
+
+    def _run(self, x_BND: Tensor, start: int, stop: int) -> Tensor:
         for i in range(start, stop):
             x_BND = self.block(i, x_BND)
         return x_BND
+
+    @contextmanager
+    def remembering(self, batch: FrozenBatch, pixels: Tensor) -> Iterator[None]:
+        """What the tower makes of these pixels without a method's doing is kept in `batch`, and taken from there."""
+
+        def embedded(_: nn.Module, inputs: tuple[Any, ...], x_BND: Tensor) -> None:
+            if inputs[0] is pixels:
+                batch.rows[0] = x_BND
+
+        hook = self.embed.register_forward_hook(embedded)
+        self.batch = batch
+        try:
+            yield
+        finally:
+            self.batch = None
+            hook.remove()
 
     def read(self, x_BND: Tensor, rows_B: Tensor, context_AkD: Tensor | None = None) -> Tensor:
         """The last block at the row read out of each sequence, (B, D); (B, R, D) if rows are (B, R)."""
@@ -224,7 +256,16 @@ class Tower(nn.Module):
 
     def pool(self, x_BND: Tensor, rows_B: Tensor, start: int = 0) -> Tensor:
         """Pool(blocks start..L of x): the residual stream at `rows_B` after the last block, before the final norm."""
-        return self.read(self.run(x_BND, start, self.depth - 1), rows_B)
+        return self.pool_once(x_BND, start, lambda: self.read(self._run(x_BND, start, self.depth - 1), rows_B))
+
+    def pool_once(self, x_BND: Tensor, start: int, pool: Callable[[], Tensor]) -> Tensor:
+        """`pool()`, the pooled state of x at depth `start`, or what it was before if x is a remembered batch."""
+        batch = self.batch
+        if batch is None or not batch.holds(x_BND, start):
+            return pool()
+        if batch.pooled_BD is None:
+            batch.pooled_BD = pool()
+        return batch.pooled_BD
 
     def project(self, h_BD: Tensor) -> Tensor:
         """pi: final norm and projection head, then unit length, in float32. (B, D) -> (B, E)."""
@@ -254,13 +295,16 @@ class Refinement:
 
         `later[i]` replaces the front rows before block i.
         """
-        k = 0 if front_BkD is None else front_BkD.shape[1]
-        x_BND = self.x_BND if front_BkD is None else _front(front_BkD, self.x_BND)
+        if front_BkD is None:
+            return self.tower.pool_once(self.x_BND, self.start, lambda: self._pool(self.x_BND, 0, {}))
+        return self._pool(_front(front_BkD, self.x_BND), front_BkD.shape[1], later or {})
+
+    def _pool(self, x_BND: Tensor, k: int, later: Mapping[int, Tensor]) -> Tensor:
         for i in range(self.start, self.tower.depth - 1):
-            if later and i in later:
+            if i in later:
                 x_BND = _front(later[i], x_BND[:, k:])
             x_BND = self._enter(x_BND, k) if i == self.start else self.tower.block(i, x_BND)
-        if later and self.tower.depth - 1 in later:
+        if self.tower.depth - 1 in later:
             x_BND = _front(later[self.tower.depth - 1], x_BND[:, k:])
         return self.tower.read(x_BND, self.rows_B + k)
 
@@ -274,20 +318,19 @@ class Refinement:
         return self.first.attend(x_BND, qkv, self.tower.causal)
 
 
-def build_towers(
-    state: State, config: Any, activation: Callable[[str], Callable[[Tensor], Tensor]]
-) -> dict[str, Tower]:
+def build_towers(state: State, config: Any, activation: Callable[[str], Activation]) -> dict[str, Tower]:
     """Both towers from a CLIPModel's state dict and config; every size is read from them."""
     towers = {}
     for side, final_norm, head in (("vision", "post_layernorm", "visual"), ("text", "final_layer_norm", "text")):
         part = getattr(config, f"{side}_config")
-        eps = part.layer_norm_eps
+        eps, quick = part.layer_norm_eps, part.hidden_act == "quick_gelu"
+        act = F.silu if quick else activation(part.hidden_act)
         blocks = [
-            Block(
-                state, f"{side}_model.encoder.layers.{i}.", part.num_attention_heads, eps, activation(part.hidden_act)
-            )
+            Block(state, f"{side}_model.encoder.layers.{i}.", part.num_attention_heads, eps, act)
             for i in range(part.num_hidden_layers)
         ]
+        for block in blocks if quick else []:
+            _fold(block)
         towers[side] = Tower(
             TextEmbedding(state) if side == "text" else ImageEmbedding(state, eps),
             blocks,
@@ -298,21 +341,35 @@ def build_towers(
     return towers
 
 
+@torch.no_grad()
+def _fold(block: Block) -> None:
+    """x sigmoid(c x) = silu(c x) / c: with c in the weights it is one kernel instead of three, and keeps one tensor."""
+    for p in (block.fc1.weight, block.fc1.bias):
+        p.mul_(QUICK)
+    block.fc2.weight.div_(QUICK)
+
+
 def _front(front_BkD: Tensor, x_BND: Tensor) -> Tensor:
     return torch.cat([front_BkD.to(x_BND.dtype), x_BND], 1)
 
 
 def _serve(rows: Tensor, count: int, dim: int) -> Tensor:
-    """Repeat each of the A sequences along `dim` for the count / A that share it."""
+    """Each of the A sequences along `dim` for the count / A that share it, without a copy where one serves all."""
     A = rows.shape[dim]
+    if A == 1:
+        return rows.expand(*rows.shape[:dim], count, *rows.shape[dim + 1 :])
     return rows if count == A else rows.repeat_interleave(count // A, dim)
 
 
 @lru_cache(maxsize=64)
-def _causal_mask(rows: int, columns: int, device: torch.device) -> Tensor:
-    """The last rows of a causal mask: row i sees all that stands before the sequence, and itself up to i."""
+def _causal_mask(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The last rows of a causal mask, to be added: row i sees all that stands before the sequence, and itself up to i.
+
+    Rows begin at multiples of 16 numbers in memory, as CUDA's kernels want it, who would copy it each time otherwise.
+    """
     with torch.inference_mode(False):  # it may first be needed there, and later where gradients are
-        return torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
+        wide = torch.full((rows, -(-columns // 16) * 16), float("-inf"), device=device, dtype=dtype)
+        return wide.triu(columns - rows + 1)[:, :columns]
 
 
 def _softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:

@@ -21,7 +21,7 @@ from perlclip.backbone import Backbone, SharedText
 from perlclip.methods.base import ClassState, register
 from perlclip.methods.coop import CoOp, CoOpConfig, PromptState
 
-PAIRS = 256
+PAIRS = 1024  # some 2 GiB of activations at ViT-B/16 size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,21 +95,13 @@ def prompted_text(state: PromptState, prompts: list[Tensor]) -> Tensor:
 
 
 def prompted_image(vision: Tower, x_BND: Tensor, prompts: list[Tensor]) -> Tensor:
-    """The vision tower with prompts[k] behind the patches at the input of block k + 1, read at CLS: (B, D).
-
-    What a block makes of prompts that the next one replaces is never looked at, so those rows are only attended to.
-    """
-    norm = vision.embed.norm
+    """The vision tower with prompts[k] behind the patches at the input of block k + 1, read at CLS: (B, D)."""
+    norm, N = vision.embed.norm, x_BND.shape[1]
     assert isinstance(norm, nn.Module)
-    last = len(prompts) - 1
-    for i, rows_nD in enumerate(prompts):
-        # The first prompts pass the first norm, in the number format of the tower.
-        context_1nD = (norm(rows_nD.to(x_BND.dtype)) if i == 0 else rows_nD)[None]
-        if i == vision.depth - 1:
-            return vision.read(x_BND, cls_rows(x_BND), context_1nD)
-        if i < last:
-            x_BND = vision.block(i, x_BND, context_1nD)
-        else:
-            living_BnD = context_1nD.to(x_BND.dtype).expand(len(x_BND), -1, -1)
-            x_BND = vision.block(i, torch.cat([x_BND, living_BnD], 1))
-    return vision.pool(x_BND, cls_rows(x_BND), last + 1)
+    for i in range(vision.depth):
+        if i < len(prompts):
+            rows_nD = prompts[i].to(x_BND.dtype)
+            rows_nD = rows_nD if i else norm(rows_nD)  # the first prompts pass the first norm
+            x_BND = torch.cat([x_BND[:, :N], rows_nD.expand(len(x_BND), -1, -1)], 1)
+        x_BND = vision.block(i, x_BND) if i < vision.depth - 1 else x_BND
+    return vision.read(x_BND, cls_rows(x_BND))

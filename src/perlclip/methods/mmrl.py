@@ -12,8 +12,8 @@ and the same template. lambda was chosen for each data set by the authors (`reci
 Their EuroSAT run has a space of 2,048 dimensions and 18.8 M parameters: so has our `original` recipe there, all else
 has 512. P_r starts at random, the aligners of a tower as copies of one layer.
 
-Not repeated: blocks 1-5 are frozen, so they run once for student and teacher, for the classes once per class list. Rows
-that the next block replaces are attended to and not updated; in the text tower they are the same for all classes.
+Not repeated: blocks 1-5 are frozen, so they run once for student and teacher, for the classes once per class list. In
+the text tower the tokens stand before the words, so they are the same for all classes.
 """
 
 from collections.abc import Sequence
@@ -98,13 +98,12 @@ class MMRL(Method):
         start, tokens = self.config.start, self.aligned("text")
 
         def before(i: int, text: SharedText) -> SharedText:
-            return text.insert(tokens[0]) if i == start else self.compose(text, tokens[i - start])
+            if i == start:
+                return text.insert(tokens[0])
+            last_1KD = text.prefix_1PD[:, 1 : 1 + self.config.tokens]
+            return text.put(self.carry(tokens[i - start], last_1KD))
 
         return self.backbone.text.project(state.text.pool(start, before))
-
-    def compose(self, text: SharedText, rows_KD: Tensor) -> SharedText:
-        """The text tokens of the next block: the last block's output is dropped."""
-        return text.put(rows_KD)
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """f_c, the class branch, (B, E)."""
@@ -144,14 +143,15 @@ class MMRL(Method):
 
     def read_image(self, x_BND: Tensor, tokens: Sequence[Tensor]) -> Tensor:
         """CLS and the K tokens after the last block, (B, 1 + K, D). The order of rows does not matter to attention."""
-        vision = self.backbone.vision
-        for i, rows_KD in enumerate(tokens[:-1], start=self.config.start):
-            x_BND = vision.block(i, x_BND, rows_KD[None])
-        return self.read_last(tokens[-1].expand(len(x_BND), -1, -1), x_BND)
-
-    def read_last(self, rows_BKD: Tensor, x_BND: Tensor) -> Tensor:
-        """The last block at CLS and the tokens."""
-        K = rows_BKD.shape[1]
+        vision, K = self.backbone.vision, self.config.tokens
+        rows_BKD = tokens[0].expand(len(x_BND), -1, -1)
+        for i, next_KD in enumerate(tokens[1:], start=self.config.start):
+            out_BMD = vision.block(i, torch.cat([rows_BKD.to(x_BND.dtype), x_BND], 1))
+            rows_BKD, x_BND = self.carry(next_KD, out_BMD[:, :K]), out_BMD[:, K:]
         order_R = torch.tensor([K, *range(K)], device=x_BND.device)  # CLS stands behind the tokens here
         joined_BMD = torch.cat([rows_BKD.to(x_BND.dtype), x_BND], 1)
-        return self.backbone.vision.read(joined_BMD, order_R.expand(len(x_BND), -1))
+        return vision.read(joined_BMD, order_R.expand(len(x_BND), -1))
+
+    def carry(self, next_KD: Tensor, last_BKD: Tensor) -> Tensor:
+        """The tokens of the next block: the last block's output is dropped."""
+        return next_KD.expand_as(last_BKD)

@@ -2,7 +2,7 @@
 
     W_i = W + A_i B_i                            one matrix a tower, a residual of rank 4 for each block   `Aligner`
     P_r = CLIP's own projection + A B            of rank 64
-    tokens before block i = beta R_i + (1 - beta) the last block's output at those rows          `MMRLpp.compose`
+    tokens before block i = beta R_i + (1 - beta) the last block's output at those rows          `MMRLpp.carry`
 
 The rest is MMRL's, its losses and its two branches too. beta = 1 drops the last block's output as MMRL does. beta and
 lambda were chosen for each data set by the authors (`recipes.py`); the defaults are ImageNet's. In their cross-data-set
@@ -11,14 +11,12 @@ unless the setting is changed. In the text tower the tokens stand before the wor
 also when they carry over.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 import torch
 from torch import Tensor, nn
 
-from perlclip.backbone import SharedText
 from perlclip.methods.base import register
 from perlclip.methods.mmrl import MMRL, MMRLConfig
 
@@ -86,19 +84,6 @@ class MMRLpp(MMRL):
         """CLIP's projection and its residual, (D, E)."""
         return self.backbone.vision.head.weight.float().T + self.rep_left @ self.rep_right
 
-    def compose(self, text: SharedText, rows_KD: Tensor) -> SharedText:
+    def carry(self, next_KD: Tensor, last_BKD: Tensor) -> Tensor:
         """beta of the block's own tokens, the rest from the last block."""
-        beta, last_KD = self.config.beta, text.prefix_1PD[0, 1 : 1 + len(rows_KD)]
-        return text.put(beta * rows_KD + (1 - beta) * last_KD)
-
-    def read_image(self, x_BND: Tensor, tokens: Sequence[Tensor]) -> Tensor:
-        """CLS and the K tokens after the last block; the tokens live on from block to block."""
-        vision, beta = self.backbone.vision, self.config.beta
-        if beta == 1:
-            return super().read_image(x_BND, tokens)
-        K = len(tokens[0])
-        rows_BKD = tokens[0].expand(len(x_BND), -1, -1)
-        for i, next_KD in enumerate(tokens[1:], start=self.config.start):
-            joined_BMD = vision.block(i, torch.cat([rows_BKD.to(x_BND.dtype), x_BND], 1))
-            rows_BKD, x_BND = beta * next_KD + (1 - beta) * joined_BMD[:, :K], joined_BMD[:, K:]
-        return self.read_last(rows_BKD, x_BND)
+        return self.config.beta * next_KD + (1 - self.config.beta) * last_BKD

@@ -198,13 +198,22 @@ class Perl(Method):
     def trajectory(self, pixels: Tensor, state: ClassState) -> Tensor:
         """Logits of every step, both towers taken at step k: (K+1, B, C). A tower that does not think stays at 0."""
         t_KCE = self.keep(state, self.encode_text_steps)
-        v = [self.backbone.vision.project(h) for h in self._image_states(pixels)]
-        return torch.stack([self.similarity(v[min(k, len(v) - 1)], t_CE) for k, t_CE in enumerate(t_KCE)])
+        v_KBE = self.encode_image_steps(pixels)
+        return torch.stack([self.similarity(v_BE, t_CE) for v_BE, t_CE in zip(v_KBE, t_KCE, strict=True)])
 
     def encode_text_steps(self, state: ClassState) -> Tensor:
         """T^(0), …, T^(K), (K+1, C, E)."""
-        t = [self.backbone.text.project(h) for h in self._text_states(state)]
-        return torch.stack([t[min(k, len(t) - 1)] for k in range(self.config.steps + 1)])
+        return self._project_steps("text", self._text_states(state))
+
+    def encode_image_steps(self, pixels: Tensor) -> Tensor:
+        """v^(0), …, v^(K), (K+1, B, E)."""
+        return self._project_steps("vision", self._image_states(pixels))
+
+    def _project_steps(self, side: str, h: list[Tensor]) -> Tensor:
+        """pi of each state; a tower that does not think gives its only one at every step."""
+        tower: Tower = getattr(self.backbone, side)
+        embeddings = [tower.project(h_BD) for h_BD in h]
+        return torch.stack([embeddings[min(k, len(h) - 1)] for k in range(self.config.steps + 1)])
 
     def _text_states(self, state: ClassState) -> list[Tensor]:
         assert isinstance(state, PerlState)

@@ -1,0 +1,145 @@
+"""The same runs on a Ray cluster (extra `ray`): each run a task, the store on a path that all machines share.
+
+A run whose worker dies is retried by Ray, from its last checkpoint, on whichever machine has room. `perlclip` must be
+installed on all of them, with the data sets under the same path.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from perlclip.errors import PerlclipError
+from perlclip.executor import STOP_SECONDS, Machines, Outcomes, Plans, Unit, attempt
+from perlclip.perform import Workspace, resolve
+from perlclip.runs import Record, Run, Store, failed_record
+
+RETRIES = 3  # of a run whose worker died
+OBJECT_STORE = 100 * 2**20  # bytes; only runs and their records pass through it
+
+
+def on_ray(todo: Sequence[Unit], plans: Plans, store: Store, machines: Machines) -> Outcomes:
+    """Runs as Ray tasks; the next one of a unit is submitted when the last is done."""
+    store = Store(store.folder.resolve())
+    with _cluster(machines) as ray:
+        machines = _there(machines, ray)
+        options = {"num_cpus": 1, "num_gpus": machines.gpus_per_run, "max_retries": RETRIES}
+        task = ray.remote(_perform).options(**options)
+        threads = 1 if machines.address else max(1, torch.get_num_threads() // machines.jobs)
+        flying: dict[Any, tuple[Run, Unit]] = {}  # by Ray's reference to the result
+
+        def submit(unit: Unit) -> None:
+            run = unit.popleft()
+            flying[task.remote(run, store, machines, threads)] = run, unit
+
+        try:
+            for unit in todo:
+                submit(unit)
+            while flying:
+                (reference,), _ = ray.wait(list(flying), num_returns=1)
+                run, unit = flying[reference]
+                record = _record(ray, reference, run, plans, store)
+                del flying[reference]
+                if unit:
+                    submit(unit)
+                yield run, record
+        finally:
+            _cancel(ray, list(flying))
+
+
+def _perform(run: Run, store: Store, machines: Machines, threads: int) -> Record:
+    """In a worker process, which keeps its workspace from task to task. After a retry the run may be complete."""
+    torch.set_num_threads(threads)
+    workspace = _workspace(machines)
+    return store.find(run, resolve(run, workspace)) or attempt(run, store, workspace)
+
+
+@lru_cache(maxsize=1)
+def _workspace(machines: Machines) -> Workspace:
+    if machines.prepare:
+        machines.prepare()
+    return machines.workspace()
+
+
+def _record(ray: Any, reference: Any, run: Run, plans: Plans, store: Store) -> Record:
+    """What the task brought, or a failed record if its workers kept dying."""
+    try:
+        record: Record | None = ray.get(reference)
+        assert record is not None
+    except ray.exceptions.RayError as error:
+        record = store.find(run, plans[run])  # the last may have died after its last write
+        if record is None:
+            died = PerlclipError(f"its workers died, {RETRIES + 1} times: {_first_line(error)}")
+            record = failed_record(run, died)
+            store.write(run, record)
+    return record
+
+
+@contextmanager
+def _cluster(machines: Machines) -> Iterator[Any]:
+    """The cluster at the address, or a quiet one on this machine for as long as it is needed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise PerlclipError("the ray executor needs Ray: pip install 'perlclip[ray]'") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    _require_answer(machines.address)
+    own: dict[str, Any] = {"num_cpus": machines.jobs, "object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    try:
+        ray.init(
+            address=machines.address or "local", log_to_driver=False, logging_level=logging.ERROR,
+            **({} if machines.address else own),
+        )  # fmt: skip
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"at {machines.address} takes us (with RAY_AUTH_MODE=token?)" if machines.address else "starts here"
+        raise PerlclipError(f"no Ray cluster {where}: {_first_line(error)}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Ray itself would try for many minutes."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if separator and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=10).close()
+        except OSError as error:
+            raise PerlclipError(f"no Ray cluster answers at {address}: {error.strerror or error}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _there(machines: Machines, ray: Any) -> Machines:
+    """What holds in every worker: absolute paths, and the device that Ray has given to the task."""
+    cards = ray.cluster_resources().get("GPU", 0)
+    gpus = machines.gpus_per_run
+    if gpus is None:
+        gpus = 1.0 if cards and machines.device != "cpu" else 0.0
+    if gpus and not cards:
+        raise PerlclipError("the Ray cluster has no GPU: leave out --gpus-per-run")
+    device = "cuda" if gpus else "cpu" if machines.device == "auto" else machines.device
+    data = machines.data.resolve() if machines.data else None
+    return replace(machines, device=device, data=data, gpus_per_run=gpus)
+
+
+def _cancel(ray: Any, flying: Sequence[Any]) -> None:
+    """Ctrl-C for every task: those that run finish their step and write their checkpoint."""
+    for reference in flying:
+        ray.cancel(reference, force=False)
+    deadline = time.monotonic() + STOP_SECONDS
+    if flying:
+        ray.wait(list(flying), num_returns=len(flying), timeout=max(0.0, deadline - time.monotonic()))

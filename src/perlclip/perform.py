@@ -1,0 +1,220 @@
+"""How one run is performed: train on some shots, or take what another run has trained, then test."""
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from perlclip.adapter import load_adapter, save_adapter
+from perlclip.backbone import Backbone, load_backbone
+from perlclip.data.sets import DataSet, ImageSet
+from perlclip.errors import PerlclipError
+from perlclip.evaluation import Evaluation, evaluate
+from perlclip.memory import Memory
+from perlclip.methods.base import Method, create_method, method_class
+from perlclip.protocols import PARTS, PROTOCOLS, SUITES, Test, siblings
+from perlclip.recipes import Recipe
+from perlclip.recipes import recipe as recipe_by_name
+from perlclip.recipes import settings as recipe_settings
+from perlclip.runs import CHECKPOINT, UNTRAINED, Record, Run, Store, as_json, complete_record, environment, peak_memory
+from perlclip.train import fit
+
+
+class Workspace:
+    """What the runs of one process share: backbone, data sets, and what tests of the same images have in common."""
+
+    def __init__(self, device: str = "cpu", data: Path | None = None, workers: int = 0) -> None:
+        self.workers = workers  # processes that decode images
+        self.memory = Memory()
+        self._trained_on = ("", "")
+        self._load = lambda suite, name: SUITES[suite].load(name, data)
+        self._backbone = lru_cache(maxsize=1)(lambda name, dtype: load_backbone(name, device=device, dtype=dtype))
+        self._data = lru_cache(maxsize=1)(self._load)
+        self._test = lru_cache(maxsize=None)(self._load_test)
+
+    def backbone(self, run: Run) -> Backbone:
+        """The run's backbone, on the workspace's device."""
+        return self._backbone(run.backbone, run.precision)
+
+    def shots(self, run: Run) -> ImageSet:
+        """All that training gets to see: shots of every class are drawn, then those of some kept, as CoOp does."""
+        data: DataSet = self._data(run.suite, run.dataset)
+        return PARTS[PROTOCOLS[run.protocol].trains](data.train.few_shot(run.shots, Random(run.seed)))
+
+    def tests(self, run: Run) -> "dict[Test, TestSet]":
+        """The run's tests. Those of runs that train on the same data set are kept until others come."""
+        if self._trained_on != (run.suite, run.dataset):
+            self._trained_on = (run.suite, run.dataset)
+            self._test.cache_clear()
+            self.memory.forget()
+        tests = PROTOCOLS[run.protocol].tests(SUITES[run.suite], run.dataset)
+        return {test: self._test(run.suite, test.dataset, test.classes) for test in tests}
+
+    def _load_test(self, suite: str, dataset: str, classes: str) -> "TestSet":
+        load = self._data if (suite, dataset) == self._trained_on else self._load
+        images = PARTS[classes](load(suite, dataset).test)
+        return TestSet(images, list_fingerprint(images))
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Images to test on, and what tells them from others."""
+
+    images: ImageSet
+    fingerprint: str
+
+
+def list_fingerprint(images: ImageSet) -> str:
+    """SHA-256 over prompts, labels, and each file's path below their common folder and size, or a picture's pixels.
+
+    Unlike `ImageSet.fingerprint` it does not read the files: ImageNet's 50,000 test images would take minutes. Another
+    selection, order, label, or size of a file shows; a picture changed to one of the same size in bytes does not.
+    """
+    digest = hashlib.sha256("\0".join([images.template, *images.class_names]).encode())
+    digest.update(np.asarray(images.labels, dtype="<i8").tobytes())
+    files = [os.fspath(image) for image in images.images if isinstance(image, str | Path)]
+    root = len(os.path.commonpath([os.path.dirname(file) for file in files])) if files else 0  # noqa: PTH120
+    for image in images.images:
+        if isinstance(image, str | Path):
+            digest.update(f"{os.fspath(image)[root:]}\0{_size(image)}\0".encode())
+        else:
+            digest.update(hashlib.sha256(np.asarray(image).tobytes()).digest())
+    return digest.hexdigest()
+
+
+def _size(file: str | Path) -> int:
+    try:
+        return os.stat(file).st_size  # noqa: PTH116
+    except OSError as error:
+        raise PerlclipError(f"cannot read image {file}: {error.strerror or error}") from error
+
+
+def resolve(run: Run, workspace: Workspace) -> dict[str, Any]:
+    """What the run would be done with now, beyond what its name says: weights, recipe and settings in full."""
+    recipe, settings = _recipe(run)
+    return as_json(
+        {
+            "backbone": workspace.backbone(run).fingerprint,
+            "recipe": asdict(recipe) if recipe else None,
+            "config": asdict(method_class(run.method).config_class(**settings)),
+        }
+    )
+
+
+def _recipe(run: Run) -> tuple[Recipe | None, dict[str, Any]]:
+    """The recipe, and the method's settings: the recipe's own, then the run's."""
+    if run.recipe == UNTRAINED:
+        return None, dict(run.settings)
+    where = (run.method, run.recipe, run.backbone, run.dataset)
+    return recipe_by_name(*where), {**recipe_settings(*where), **dict(run.settings)}
+
+
+def perform(run: Run, workspace: Workspace, store: Store) -> Record:
+    """Train and test; the adapter is saved in the run's folder, the record is the caller's to keep."""
+    device, kept = workspace.backbone(run).device, workspace.memory
+    tests = workspace.tests(run)  # a set that is missing is found out before training, which gets nothing of this
+    peak_memory(device)
+    trained = _train(run, workspace, store)
+    memory = peak_memory(device, kept.used)
+    started = time.perf_counter()
+    results = {
+        test.name: evaluate(
+            trained.method, found.images, novel=test.novel, workers=workspace.workers, progress=False,
+            memory=kept.of(found.fingerprint),
+        )
+        for test, found in tests.items()
+    }  # fmt: skip
+    seconds = time.perf_counter() - started
+    memory = {key: max(memory[key], most) for key, most in peak_memory(device, kept.used).items()}
+    record = complete_record(
+        run,
+        **resolve(run, workspace),
+        parameters=trained.method.num_trainable if trained.fit else 0,
+        fit=trained.fit,
+        adapter_of=trained.adapter_of,
+        tests={test.name: found.fingerprint for test, found in tests.items()},
+        metrics={name: result.metrics() for name, result in results.items()},
+        predictions={name: _predictions(result) for name, result in results.items()},
+        seconds={"fit": trained.seconds, "eval": seconds},
+        memory=memory,
+        environment=environment(device),
+    )
+    if trained.images:
+        _save(run, trained.method, trained.images, record, store.home(run))
+    return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A method that is ready to be tested, and where its parameters come from."""
+
+    method: Method
+    fit: Mapping[str, Any] | None = None  # settings of the training
+    seconds: float = 0.0
+    images: ImageSet | None = None  # if it was trained just now
+    adapter_of: str | None = None  # the run that trained it, if not
+
+
+def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
+    recipe, settings = _recipe(run)
+    backbone = workspace.backbone(run)
+    if recipe is None:
+        return Trained(method=create_method(run.method, backbone, **settings))
+    images = workspace.shots(run)
+    found = _trained_before(run, images, workspace, store)
+    if found is not None:
+        return found
+    checkpoint = store.home(run) / CHECKPOINT
+    interrupted = checkpoint.exists()
+    while True:
+        method = create_method(run.method, backbone, seed=run.seed, **settings)
+        try:
+            result = fit(
+                method, images, recipe=recipe, seed=run.seed, precision=run.precision, checkpoint=checkpoint,
+                resume=True, workers=workspace.workers, progress=False,
+            )  # fmt: skip
+            return Trained(method=method, fit=result.settings, seconds=result.seconds, images=images)
+        except PerlclipError:
+            if not interrupted:
+                raise
+        # What a killed run has left is gone on from, or dropped if it is of no use.
+        checkpoint.unlink()
+        interrupted = False
+
+
+def _trained_before(run: Run, images: ImageSet, workspace: Workspace, store: Store) -> Trained | None:
+    """The adapter of a complete run with the same training on the same images, if the store has one."""
+    plan = resolve(run, workspace)
+    for other in siblings(run):
+        record = store.find(other, plan)
+        if record and not record.get("adapter_of") and record["fit"]["data"] == images.fingerprint():
+            try:
+                adapter = load_adapter(store.home(other), backbone=workspace.backbone(run))
+            except PerlclipError:  # damaged since: train again
+                continue
+            return Trained(method=adapter.method, fit=record["fit"], adapter_of=other.name)
+    return None
+
+
+def _save(run: Run, method: Method, images: ImageSet, record: Record, folder: Path) -> None:
+    # The card says the method, its settings and the backbone itself.
+    used = {key: value for key, value in record["fit"].items() if key not in ("method", "config", "backbone")}
+    training = {"protocol": run.protocol, "source": f"{run.suite}/{run.dataset}", "shots": run.shots}
+    training |= {"recipe_name": run.recipe, **used, "environment": record["environment"]}
+    save_adapter(
+        method, folder, class_names=images.class_names, templates=images.template,
+        training=training, metrics=record["metrics"],
+    )  # fmt: skip
+
+
+def _predictions(result: Evaluation) -> dict[str, list[int]]:
+    """Labels, and the answers of the first and the last step, image by image."""
+    first_B, last_B = result.predictions_KB[0], result.predictions_KB[-1]
+    return {"labels": result.labels_B.tolist(), "first": first_B.tolist(), "last": last_B.tolist()}

@@ -1,0 +1,1 @@
+"""Tables and figures from runs, beside the numbers of the paper."""

@@ -1,0 +1,166 @@
+"""Records to studies: read, check, and put together what may be compared."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perlclip.errors import PerlclipError
+from perlclip.report.statistics import AVERAGES
+from perlclip.report.study import TRANSFER, Condition, Outcome, Place, Row, Study, perl_settings, study
+from perlclip.runs import UNTRAINED, Record, Store
+
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError)  # what taking a damaged record apart may raise
+
+
+@dataclass
+class Collected:
+    """Everything that was found."""
+
+    studies: list[Study]
+    complete: list[Record]
+    failed: list[Record]
+    damaged: list[str]  # where and why
+    notes: list[str]
+
+
+def collect(folders: Sequence[Path]) -> Collected:
+    """All records below the folders."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise PerlclipError(f"no such folder of runs: {folder}")
+    found = [Store(folder).records() for folder in folders]
+    damaged = [
+        f"{path.relative_to(folder)}: not a record of this format"
+        for folder, records in zip(folders, found, strict=True)
+        for path in records.damaged
+    ]
+    failed = [record for records in found for record in records.failed]
+    complete: list[Record] = []
+    outcomes: list[Outcome] = []
+    for record in (record for records in found for record in records.complete):
+        try:
+            outcomes.append(_outcome(record))
+            complete.append(record)
+        except DAMAGE as error:
+            damaged.append(f"{name_of(record)}: {error if isinstance(error, ValueError) else repr(error)}")
+    if not complete:
+        where = ", ".join(map(str, folders))
+        raise PerlclipError(f"no complete run below {where} ({len(failed)} failed, {len(damaged)} damaged)")
+    outcomes, notes = _unique(outcomes)
+    studies = sorted((study(condition, group) for condition, group in _groups(outcomes, failed).items()), key=_order)
+    names: Counter[str] = Counter()
+    for one in studies:
+        names[one.condition.name] += 1
+        one.number = names[one.condition.name]
+    return Collected(studies, complete, failed, damaged, notes)
+
+
+def _order(one: Study) -> tuple[int, str, str, str]:
+    c = one.condition
+    return list(AVERAGES).index(c.protocol), c.name, c.backbone, c.weights
+
+
+def name_of(record: Record) -> str:
+    """The words that tell a run apart, as far as it has them."""
+    run = record["run"] if isinstance(record["run"], dict) else {}
+    words = [str(run.get(key, "?")) for key in ("protocol", "suite", "dataset", "method", "recipe")]
+    return "/".join([*words, f"seed{run.get('seed', '?')}"])
+
+
+def _outcome(record: Record) -> Outcome:
+    outcome = _identified(record["run"], str(record["backbone"]))
+    outcome.parameters = int(record["parameters"])
+    outcome.training = json.dumps([record["recipe"], record["config"]], sort_keys=True)
+    if not record["metrics"]:
+        raise ValueError("no metrics")
+    for test, metrics in record["metrics"].items():
+        accuracy, place = float(metrics["accuracy"]), _place(outcome, test)
+        if not 0 <= accuracy <= 100:
+            raise ValueError(f"accuracy of {test} is {accuracy}")
+        outcome.accuracy[place] = accuracy
+        if test in record["predictions"]:
+            outcome.hits[place] = _hits(test, record["predictions"][test], accuracy)
+    return outcome
+
+
+def _hits(test: str, answers: Mapping[str, Any], accuracy: float) -> tuple[bytes, Any]:
+    labels, last = np.asarray(answers["labels"], np.int64), np.asarray(answers["last"], np.int64)
+    hits = (labels == last).astype(np.float64) if labels.shape == last.shape else np.zeros(0)
+    if not hits.size or not math.isclose(100 * hits.mean(), accuracy, abs_tol=1e-6):
+        raise ValueError(f"the answers of {test} do not give its accuracy of {accuracy}")
+    return labels.tobytes(), hits
+
+
+def _identified(run: Mapping[str, Any], weights: str) -> Outcome:
+    """Whose outcome it is, without numbers."""
+    protocol, method, dataset, shots = str(run["protocol"]), str(run["method"]), str(run["dataset"]), int(run["shots"])
+    condition = Condition(
+        protocol=protocol,
+        suite=str(run["suite"]),
+        source=dataset if protocol in TRANSFER else "",
+        backbone=str(run["backbone"]),
+        weights=weights,
+        precision=str(run["precision"]),
+        shots=0 if protocol == "few-shot" else shots,
+    )
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in run["settings"].items()}
+    own = perl_settings(settings) if method == "perl" else settings
+    row = Row(method, tuple(sorted(own.items())), str(run["recipe"]))
+    return Outcome(condition, row, dataset, int(run["seed"]), shots)
+
+
+def _place(outcome: Outcome, test: str) -> Place:
+    if outcome.condition.protocol in TRANSFER:
+        return test, "accuracy"
+    return outcome.dataset, str(outcome.shots) if outcome.condition.protocol == "few-shot" else test
+
+
+def _unique(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[str]]:
+    """Every run once, of protocols that there are tables for."""
+    first: dict[tuple[Any, ...], Outcome] = {}
+    for outcome in outcomes:
+        first.setdefault(outcome.key, outcome)
+    notes = []
+    again = [o for o in outcomes if first[o.key] is not o]
+    if again:
+        other = sum(o.accuracy != first[o.key].accuracy for o in again)
+        notes.append(f"{len(again)} records repeat a run ({other} with other numbers); the first one counts.")
+    unknown = sorted({o.condition.protocol for o in first.values()} - AVERAGES.keys())
+    notes += [f"there is no table for protocol {protocol!r}: see runs.csv." for protocol in unknown]
+    return [o for o in first.values() if o.condition.protocol in AVERAGES], notes
+
+
+def _groups(outcomes: Iterable[Outcome], failed: Iterable[Record]) -> dict[Condition, list[Outcome]]:
+    groups: dict[Condition, list[Outcome]] = {}
+    untrained = []
+    for outcome in outcomes:
+        if outcome.row.recipe == UNTRAINED:
+            untrained.append(outcome)
+        else:
+            groups.setdefault(outcome.condition, []).append(outcome)
+    trained = list(groups)
+    for outcome in untrained:
+        fits = [c for c in trained if replace(c, shots=outcome.condition.shots) == outcome.condition]
+        for condition in fits or [outcome.condition]:
+            groups.setdefault(condition, []).append(outcome)
+    for outcome in _without_numbers(failed):
+        for condition, group in groups.items():
+            shots = condition.shots if outcome.row.recipe == UNTRAINED else outcome.condition.shots
+            if replace(outcome.condition, weights=condition.weights, shots=shots) == condition:
+                group.append(outcome)
+    return groups
+
+
+def _without_numbers(failed: Iterable[Record]) -> Iterator[Outcome]:
+    """Failed runs keep their places in the tables."""
+    for record in failed:
+        try:
+            yield _identified(record["run"], weights="")
+        except DAMAGE:
+            continue

@@ -1,0 +1,115 @@
+"""`write_report`: from folders of runs to a folder with Markdown, tables, figures and a page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from perlclip.files import write_files
+from perlclip.report.collect import Collected, collect, name_of
+from perlclip.report.figures import Drawing, drawings
+from perlclip.report.page import page, plain_table
+from perlclip.report.paper import slips
+from perlclip.report.text import comma_separated, latex, markdown
+from perlclip.report.views import Section, section
+from perlclip.runs import Record
+from perlclip.tables import markdown as plain_markdown
+from perlclip.tables import runs_csv
+
+TITLE = "Results"
+Parts = Sequence[tuple[Section, Sequence[Drawing]]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and the summary to print."""
+
+    files: list[Path]
+    summary: str
+
+
+def write_report(folders: Sequence[Path], out: Path) -> Report:
+    """Report on all runs below the folders. The same records give the same bytes."""
+    found = collect(folders)
+    sections = [section(study) for study in found.studies]
+    parts = [(one, drawings(one)) for one in sections]
+    contents: dict[Path, str | bytes] = {}
+    for one, figures in parts:
+        for table in one.tables:
+            contents[out / "tables" / f"{table.name}.csv"] = comma_separated(table)
+            contents[out / "tables" / f"{table.name}.tex"] = latex(table)
+        for drawing in figures:
+            contents[out / "figures" / f"{drawing.name}.png"] = drawing.png
+            contents[out / "figures" / f"{drawing.name}.svg"] = drawing.svg
+    contents[out / "runs.csv"] = runs_csv([_filled(record) for record in found.complete])
+    contents[out / "report.md"] = _markdown(found, parts)
+    contents[out / "index.html"] = _html(found, parts)
+    write_files({path: text.encode() if isinstance(text, str) else text for path, text in contents.items()})
+    heads = [f"## {one.title}\n\n{markdown(one.summary)}" for one in sections if one.summary.lines]
+    return Report(list(contents), "\n".join([*heads, _counts(found)]))
+
+
+def _filled(record: Record) -> Record:
+    """With what older records lack."""
+    metrics = {test: {"step_accuracy": [], **numbers} for test, numbers in record["metrics"].items()}
+    return {"memory": {}, **record, "metrics": metrics}
+
+
+def _counts(found: Collected) -> str:
+    return f"{len(found.complete):,} complete runs, {len(found.failed)} failed, {len(found.damaged)} damaged records."
+
+
+def _troubles(found: Collected) -> list[str]:
+    """Failed and damaged records one by one, and what else has to be said first."""
+    failed = [f"failed: {name_of(record)}: {' '.join(str(record['error']).split())}" for record in found.failed]
+    return [*failed, *(f"damaged: {problem}" for problem in found.damaged), *found.notes]
+
+
+def _slips(parts: Parts) -> list[list[str]]:
+    """Of the paper's tables, where its numbers are shown."""
+    if not any(one.study.condition.has_paper for one, _ in parts):
+        return []
+    return [
+        [
+            slip.table,
+            f"{slip.method} {slip.settings}".strip(),
+            slip.dataset,
+            slip.metric,
+            slip.printed,
+            slip.expected,
+            slip.why,
+        ]
+        for slip in slips()
+    ]
+
+
+SLIPS = ("table", "method", "set", "metric", "printed", "expected", "why")
+ABOUT_SLIPS = "Cells of the paper's tables that contradict others; beside our numbers they stand as printed."
+
+
+def _markdown(found: Collected, parts: Parts) -> str:
+    lines = [f"# {TITLE}", _counts(found)]
+    lines += ["\n".join(f"- {escape(trouble, quote=False)}" for trouble in _troubles(found))] * bool(_troubles(found))
+    for one, figures in parts:
+        lines += [f"## {one.title}", " ".join(one.sentences), *one.notes]
+        if one.summary.lines:
+            lines += [f"### {one.summary.title}", markdown(one.summary).rstrip()]
+        lines += [f"![{drawing.caption}](figures/{drawing.name}.png)" for drawing in figures]
+        for _, table in one.ablations:
+            lines += [f"### {table.title}", markdown(table).rstrip()]
+        alone = len(one.sets) == 1
+        for table in one.sets:
+            lines += [f"### {table.title}" if alone else f"<details><summary>{table.title}</summary>"]
+            lines += [markdown(table).rstrip(), *(["</details>"] * (not alone))]
+    slipped = _slips(parts)
+    if slipped:
+        lines += ["## Slips in the paper", ABOUT_SLIPS, plain_markdown(SLIPS, slipped).rstrip()]
+    return "\n\n".join(lines) + "\n"
+
+
+def _html(found: Collected, parts: Parts) -> str:
+    troubles = "".join(f"<li>{escape(trouble)}</li>" for trouble in _troubles(found))
+    head = f"<p>{_counts(found)}</p>" + (f"<ul class=warning>{troubles}</ul>" if troubles else "")
+    slipped = _slips(parts)
+    tail = f"<h2>Slips in the paper</h2>\n<p>{ABOUT_SLIPS}</p>\n{plain_table(SLIPS, slipped)}" if slipped else ""
+    return page(f"perlclip: {TITLE.lower()}", head, parts, tail)

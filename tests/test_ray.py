@@ -1,0 +1,99 @@
+"""The ray executor, against a real Ray on this machine: the same numbers, also when a worker is killed."""
+
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import perlclip.train
+from perlclip import executor_ray
+from perlclip.executor import Machines, run_all
+from perlclip.perform import resolve
+from perlclip.runs import CHECKPOINT, Store
+from tests.test_cli import fails
+from tests.test_runs import bench, done, grid, install_eagerly, numbers, one_thread, weights, workspace  # noqa: F401
+
+ray = pytest.importorskip("ray")
+
+
+@dataclass(frozen=True)
+class Killer:
+    """What workers are prepared with: checkpoints after every step, and one of them dies in its second step, once."""
+
+    marker: Path
+
+    def __call__(self) -> None:
+        install_eagerly()
+        train_step = perlclip.train._Run.train_step
+
+        def step(run: Any, *batch: Any) -> float:
+            if run.step == 1 and self._first():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return train_step(run, *batch)
+
+        perlclip.train._Run.train_step = step
+
+    def _first(self) -> bool:
+        try:
+            self.marker.touch(exist_ok=False)
+            return True
+        except FileExistsError:
+            return False
+
+
+def test_a_killed_worker_is_replaced_and_its_run_goes_on(done, tmp_path, capsys):  # noqa: F811
+    """Two workers, one of which is killed in the middle of a training: the end is that of the local executor."""
+    store, marker = Store(tmp_path / "runs"), tmp_path / "killed"
+    records = run_all(grid(), store, Machines(executor="ray", jobs=2, prepare=Killer(marker)))
+    assert marker.exists(), "a worker was killed"
+    assert [numbers(record) for record in records] == [numbers(record) for record in done[1]]
+    assert [weights(store, one) for one in grid()] == [weights(done[0], one) for one in grid()]
+    assert not list(store.folder.rglob(CHECKPOINT)) and not ray.is_initialized()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6 and all(line.startswith("[") for line in lines), "nothing but our own lines"
+
+
+def test_a_run_whose_workers_all_die_has_failed_unless_it_was_complete(done, tmp_path, workspace):  # noqa: F811
+    def get(_: Any) -> None:
+        raise ray.exceptions.WorkerCrashedError
+
+    dead, (complete, *_) = SimpleNamespace(get=get, exceptions=ray.exceptions), grid()
+    plans = {complete: resolve(complete, workspace)}
+    assert executor_ray._record(dead, None, complete, plans, done[0]) == done[1][0], "it died after its last write"
+    record = executor_ray._record(dead, None, complete, plans, Store(tmp_path))
+    assert record["status"] == "failed" and record["error"].startswith("its workers died, 4 times: The worker died")
+    assert len(Store(tmp_path).records().failed) == 1
+
+
+@pytest.mark.parametrize(
+    ("cards", "given", "expected"),
+    [
+        (0, dict(device="auto"), ("cpu", 0)),
+        (2, dict(device="auto"), ("cuda", 1)),
+        (2, dict(device="cpu"), ("cpu", 0)),
+        (2, dict(device="auto", gpus_per_run=0.25), ("cuda", 0.25)),
+        (2, dict(device="auto", gpus_per_run=0.0), ("cpu", 0)),
+    ],
+)
+def test_runs_get_a_share_of_a_gpu_where_there_are_any(cards, given, expected):
+    cluster = SimpleNamespace(cluster_resources=lambda: {"GPU": cards} if cards else {})
+    there = executor_ray._there(Machines(executor="ray", data=Path("data"), **given), cluster)
+    assert (there.device, there.gpus_per_run) == expected and there.data.is_absolute()
+
+
+def test_what_ray_cannot_do_is_said_in_a_sentence(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    options = ("--executor", "ray", "--methods", "zero-shot")
+    said = fails(*bench(tmp_path, *options, "--address", f"127.0.0.1:{port}"))
+    assert f"no Ray cluster answers at 127.0.0.1:{port}" in said
+    with pytest.raises(perlclip.PerlclipError, match="the Ray cluster has no GPU"):
+        executor_ray._there(Machines(gpus_per_run=0.5), SimpleNamespace(cluster_resources=dict))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "the ray executor needs Ray: pip install 'perlclip[ray]'" in fails(*bench(tmp_path, *options))

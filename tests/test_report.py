@@ -1,0 +1,590 @@
+"""The report: numbers recomputed by hand, marks, the paper beside ours, intervals, and that all files agree."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import mean, pstdev
+
+import numpy as np
+import pytest
+
+from perlclip.errors import PerlclipError
+from perlclip.report.collect import Collected, collect
+from perlclip.report.figures import _overlap, _parameters, apart
+from perlclip.report.paper import published, value
+from perlclip.report.statistics import DRAWS, draws
+from perlclip.report.tables import Cell, Column, Line, Table, beside, number
+from perlclip.report.text import escaped
+from perlclip.report.views import Section, section
+from perlclip.report.write import write_report
+from perlclip.runs import Run, Store, complete_record, failed_record
+from perlclip.tables import harmonic
+from tests.test_cli import fails, run
+
+CLIP = "openai/clip-vit-base-patch16"
+PARAMETERS = {"zero-shot": 0, "perl": 1000, "coop": 330, "mmrl": 817_400}
+SETS = [*dict.fromkeys(row.dataset for row in published() if row.dataset != "average")]  # the paper's fifteen
+
+
+def identity(protocol, dataset, method, seed=1, **fields) -> Run:
+    trained = {"recipe": "fast", "shots": 16, "seed": seed} if method != "zero-shot" else {}
+    return Run(**{"protocol": protocol, "suite": "toybox", "dataset": dataset, "method": method} | trained | fields)
+
+
+def put(folder: Path, one: Run, accuracy: dict[str, float], images: int = 100, weights: str = "w" * 64) -> Path:
+    """A record with these accuracies; which images are right depends on the run."""
+    metrics, predictions = {}, {}
+    for test, percent in accuracy.items():
+        right = np.arange(images) < round(percent * images / 100)
+        np.random.default_rng([one.seed, len(one.method), len(test)]).shuffle(right)
+        labels = np.arange(images) % 7
+        last = np.where(right, labels, labels + 1)
+        metrics[test] = {"accuracy": 100 * float(right.mean())}
+        predictions[test] = {"labels": labels.tolist(), "first": last.tolist(), "last": last.tolist()}
+    record = complete_record(
+        one, backbone=weights, recipe=None, config={}, parameters=PARAMETERS[one.method], metrics=metrics,
+        predictions=predictions, seconds={"fit": 1.0},
+    )  # fmt: skip
+    Store(folder).write(one, record)
+    return Store(folder).home(one) / "run.json"
+
+
+NUMBERS = {  # method, set, seed: base and novel
+    ("zero-shot", "a", 0): (60, 60), ("zero-shot", "b", 0): (80, 40),
+    ("coop", "a", 1): (65, 55), ("coop", "a", 2): (67, 55), ("coop", "b", 1): (85, 41), ("coop", "b", 2): (85, 45),
+    ("perl", "a", 1): (70, 50), ("perl", "a", 2): (74, 54), ("perl", "b", 1): (90, 30), ("perl", "b", 2): (90, 34),
+}  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    for (method, dataset, seed), (base, novel) in NUMBERS.items():
+        put(tmp_path / "runs", identity("base-to-novel", dataset, method, seed), {"base": base, "novel": novel})
+    return tmp_path / "runs"
+
+
+def sections(*folders: Path) -> list[Section]:
+    return [section(study) for study in collect(folders).studies]
+
+
+def cells(table: Table, label: str) -> dict[str, Cell]:
+    line = next(line for line in table.lines if line.label == label)
+    return {column.title: cell for column, cell in zip(table.columns, line.cells, strict=True)}
+
+
+def labels(table: Table) -> list[str]:
+    return [line.label for line in table.lines]
+
+
+# ---- numbers ----
+
+
+def test_the_summary_has_means_spreads_both_averages_of_hm_and_the_difference_to_perl(store):
+    (only,) = sections(store)
+    table = only.summary
+    assert labels(table) == ["zero-shot", "coop", "perl"], "zero-shot first, PERL last"
+    perl, coop, zero = (cells(table, label) for label in ("perl", "coop", "zero-shot"))
+    assert (perl["base"].value, perl["base"].spread) == (81, 1) and (perl["novel"].value, perl["novel"].spread) == (
+        42,
+        2,
+    )
+    hms = [mean([harmonic(70, 50), harmonic(90, 30)]), mean([harmonic(74, 54), harmonic(90, 34)])]
+    assert perl["mean of HMs"].value == pytest.approx(mean([harmonic(72, 52), harmonic(90, 32)]))
+    assert perl["mean of HMs"].spread == pytest.approx(pstdev(hms))
+    assert perl["HM of means"].value == pytest.approx(harmonic(81, 42))
+    assert zero["base"] == Cell(70.0), "one evaluation, no spread"
+    assert coop["Δ HM to PERL"].value == pytest.approx(coop["mean of HMs"].value - perl["mean of HMs"].value)
+    assert perl["Δ HM to PERL"].word == "reference"
+    assert (coop["parameters"].value, coop["× PERL"].value) == (330, 0.33)
+
+
+def test_sets_have_tables_of_their_own(store):
+    hm, base, novel = sections(store)[0].sets
+    assert [table.title for table in (hm, base, novel)] == [f"{m}, set by set" for m in ("HM", "Base", "Novel")]
+    assert cells(hm, "perl")["a"].value == pytest.approx(harmonic(72, 52))
+    assert cells(hm, "perl")["a"].spread == pytest.approx(pstdev([harmonic(70, 50), harmonic(74, 54)]))
+    assert cells(base, "coop") == {"a": Cell(66.0, 1.0), "b": Cell(85.0, 0.0)}
+    assert cells(novel, "zero-shot") == {"a": Cell(60.0), "b": Cell(40.0)}
+
+
+def test_numbers_are_printed_to_be_read():
+    def shown(value: float, kind: str) -> str:
+        return number(Cell(value), Column("", kind))
+
+    assert [shown(v, "ratio") for v in (817.4, 0.327, 1, 5.52, 0, 12345)] == [
+        "820×",
+        "0.33×",
+        "1×",
+        "5.5×",
+        "0×",
+        "12,000×",
+    ]
+    assert [shown(v, "difference") for v in (1.234, -0.5, -0.001)] == ["+1.23", "−0.50", "0.00"]
+    assert shown(4992256, "count") == "4,992,256" and number(Cell(15.0, span=(10, 20)), Column("", "count")) == "10–20"
+    assert number(Cell(), Column("")) == "–"
+    assert beside(Cell(1.0, 0.456, paper=value("base-to-novel", "fast", "perl", "average", "hm")), Column("")) == (
+        "± 0.46 (74.79†)"
+    )
+
+
+def test_best_and_second_best_are_marked_and_what_reads_the_same_is_marked_the_same(store):
+    row = sections(store)[0].summary.lines[0].row
+    values = [(70.001, 9.0), (70.004, None), (69.0, 1.0), (68.0, 1.0), (69.0, 2.0)]
+    lines = [Line(row, str(i), (1,), (Cell(a), Cell(b), Cell(a))) for i, (a, b) in enumerate(values)]
+    table = Table("", "", "", "", (Column("a"), Column("b"), Column("n", "count")), tuple(lines))
+    assert table.marks() == {
+        (0, 0): "best", (1, 0): "best", (2, 0): "second", (4, 0): "second", (0, 1): "best", (4, 1): "second",
+    }  # fmt: skip
+
+
+# ---- what stands in one table ----
+
+
+def test_a_missing_run_is_a_dash_in_its_place_and_in_every_average_over_it(store):
+    one = identity("base-to-novel", "b", "coop", 2)
+    Store(store).write(one, failed_record(one, RuntimeError("no more\nmemory")))
+    never = identity("base-to-novel", "c", "coop", 1)
+    Store(store).write(never, failed_record(never, RuntimeError("lost")))
+    (only,) = sections(store)
+    assert cells(only.sets[1], "coop") == {"a": Cell(66.0, 1.0), "b": Cell(), "c": Cell()}
+    assert all(cell.value is None for title, cell in cells(only.summary, "perl").items() if title in ("base", "novel"))
+    (note,) = only.notes
+    assert note.startswith("Missing: zero-shot on c; coop on b (seed 2); coop on c (seed 1, 2); perl on c (seed 1, 2).")
+
+
+def test_different_conditions_are_never_averaged(store):
+    put(store, identity("base-to-novel", "a", "perl", 1, precision="bfloat16"), {"base": 1, "novel": 1})
+    put(store, identity("base-to-novel", "a", "perl", 1, shots=4), {"base": 2, "novel": 2})
+    put(store, identity("base-to-novel", "a", "perl", 1, suite="other"), {"base": 3, "novel": 3})
+    found = sections(store)
+    assert [one.title.partition(" on ")[2] for one in found] == [
+        "other, tiny in float32, 16 shots", "toybox, tiny in bfloat16, 16 shots", "toybox, tiny in float32, 16 shots",
+        "toybox, tiny in float32, 4 shots",
+    ]  # fmt: skip
+    assert cells(found[2].summary, "perl")["base"].value == 81
+    assert labels(found[3].summary) == ["zero-shot", "perl"], "what is untrained serves for all numbers of shots"
+    assert cells(found[3].sets[1], "zero-shot")["b"].value == 80 and cells(found[3].sets[1], "perl")["b"].value is None
+
+
+def test_other_weights_of_the_same_backbone_are_another_study(store, tmp_path):
+    put(tmp_path / "new", identity("base-to-novel", "a", "perl", 1), {"base": 1, "novel": 1}, weights="x" * 64)
+    first, second = sections(store, tmp_path / "new")
+    assert second.title == "Base-to-novel on toybox, tiny (weights xxxxxxxx) in float32, 16 shots"
+    assert first.summary.name != second.summary.name and cells(first.summary, "perl")["base"].value == 81
+
+
+def test_recipes_are_rows_and_the_fast_one_is_the_reference(store):
+    for seed in (1, 2):
+        for dataset in "ab":
+            one = identity("base-to-novel", dataset, "perl", seed, recipe="extended")
+            put(store, one, {"base": 80, "novel": 60})
+    (only,) = sections(store)
+    assert labels(only.summary) == ["zero-shot", "coop", "perl", "perl (extended)"]
+    assert cells(only.summary, "perl")["Δ HM to PERL"].word == "reference"
+    assert "recipe fast unless a row names another" in only.sentences[0]
+
+
+def test_the_same_run_twice_counts_once(store, tmp_path):
+    put(tmp_path / "again", identity("base-to-novel", "a", "perl", 1), {"base": 10, "novel": 10})
+    put(
+        tmp_path / "again", identity("base-to-novel", "b", "perl", 1, settings=(("steps", 4),)), {"base": 9, "novel": 9}
+    )
+    found = collect([store, tmp_path / "again"])
+    assert found.notes == ["2 records repeat a run (2 with other numbers); the first one counts."]
+    assert cells(section(found.studies[0]).summary, "perl")["base"].value == 81
+
+
+def damage(path: Path, change) -> None:
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda r: r["predictions"]["base"]["last"].__setitem__(0, 99), "the answers of base do not give its accuracy"),
+        (lambda r: r["predictions"]["base"]["last"].pop(), "the answers of base do not give its accuracy"),
+        (lambda r: r["metrics"]["novel"].update(accuracy=float("nan")), "accuracy of novel is nan"),
+        (lambda r: r["metrics"].clear(), "no metrics"),
+        (lambda r: r["run"].pop("seed"), "KeyError('seed')"),
+        (lambda r: r.pop("metrics"), "not a record of this format"),
+    ],
+)
+def test_damaged_records_are_listed_and_not_used(store, change, why):
+    damage(put(store, identity("base-to-novel", "c", "perl", 3), {"base": 100, "novel": 50}), change)
+    found = collect([store])
+    assert len(found.damaged) == 1 and why in found.damaged[0] and "c/perl" in found.damaged[0]
+    assert len(found.complete) == len(NUMBERS) and found.studies[0].sets == ("a", "b")
+
+
+def test_fields_that_older_records_lack_are_no_damage(store, tmp_path):
+    path = put(store, identity("base-to-novel", "a", "perl", 1), {"base": 70, "novel": 50})
+    damage(path, lambda record: record["predictions"].clear())
+    found = collect([store])
+    assert not found.damaged
+    table = section(found.studies[0]).summary
+    assert cells(table, "coop")["Δ HM to PERL"].value is not None and cells(table, "coop")["Δ HM to PERL"].span is None
+    write_report([store], tmp_path / "out")
+
+
+# ---- bootstrap ----
+
+
+def by_brute_force(found: Collected, method: str, reference: str) -> tuple[float, float]:
+    """Image by image, draw by draw, seed by seed, from the records."""
+
+    def accuracy(record, test, index):
+        answers = record["predictions"][test]
+        return 100 * mean(float(answers["last"][i] == answers["labels"][i]) for i in index)
+
+    def hm(name, dataset, index):
+        records = [r for r in found.complete if (r["run"]["method"], r["run"]["dataset"]) == (name, dataset)]
+        return harmonic(*(mean(accuracy(r, test, index[dataset, test]) for r in records) for test in ("base", "novel")))
+
+    drawn = {(d, t): np.concatenate(list(draws(f"{d}/{t}", 100))) for d in "ab" for t in ("base", "novel")}
+    differences = []
+    for b in range(DRAWS):
+        index = {place: every[b] for place, every in drawn.items()}
+        differences.append(mean(hm(method, d, index) - hm(reference, d, index) for d in "ab"))
+    low, high = np.percentile(differences, (2.5, 97.5))
+    return low, high
+
+
+@pytest.mark.parametrize("method", ["coop", "zero-shot"])
+def test_the_interval_is_that_of_a_plain_bootstrap(store, method, monkeypatch):
+    monkeypatch.setattr("perlclip.report.statistics.DRAWS", 100)
+    monkeypatch.setattr("tests.test_report.DRAWS", 100)
+    monkeypatch.setattr("perlclip.report.statistics.BLOCK", 700)  # several blocks, the last one shorter
+    found = collect([store])
+    cell = cells(section(found.studies[0]).summary, method)["Δ HM to PERL"]
+    assert cell.span == pytest.approx(by_brute_force(found, method, "perl"))
+    assert cell.span[0] < cell.value < cell.span[1]
+
+
+def test_the_same_answers_differ_by_nothing_and_other_images_cannot_be_paired(tmp_path):
+    for method in ("perl", "mmrl"):  # names of equal length get equal answers
+        put(tmp_path, identity("base-to-novel", "a", method), {"base": 70, "novel": 60})
+    put(tmp_path, identity("base-to-novel", "a", "coop"), {"base": 70, "novel": 60}, images=50)
+    (only,) = sections(tmp_path)
+    table = only.summary
+    assert only.notes == ["No answers to the same images as PERL's, so no interval: coop on a."]
+    assert cells(table, "mmrl")["Δ HM to PERL"] == Cell(0.0, span=(0.0, 0.0))
+    assert cells(table, "coop")["Δ HM to PERL"] == Cell(0.0, span=None)
+
+
+def test_transfer_is_compared_by_the_mean_of_the_targets(tmp_path):
+    for method, numbers in {"perl": (70, 50, 60), "coop": (72, 54, 66), "zero-shot": (60, 50, 55)}.items():
+        put(
+            tmp_path, identity("cross-dataset", "toybox", method), dict(zip(["toybox", "x", "y"], numbers, strict=True))
+        )
+    (only,) = sections(tmp_path)
+    assert [column.title for column in only.summary.columns[2:]] == ["source", "mean of targets", "Δ to PERL"]
+    coop = cells(only.summary, "coop")
+    assert (coop["source"].value, coop["mean of targets"].value, coop["Δ to PERL"].value) == (72, 60, 5)
+    assert coop["Δ to PERL"].span[0] < 5 < coop["Δ to PERL"].span[1]
+    assert [column.title for column in only.sets[0].columns] == ["toybox", "x", "y"]
+
+
+# ---- ablations and shots ----
+
+
+def test_ablations_hold_the_default_on_the_same_sets(store):
+    for seed in (1, 2):
+        for setting in ({"depth": 11}, {"depth": 6}, {"depth": [3, 7]}, {"steps": 2}, {"modalities": "text"}):
+            one = identity("base-to-novel", "a", "perl", seed, settings=tuple(setting.items()))
+            put(store, one, {"base": 60, "novel": 60})
+        both = identity("base-to-novel", "a", "perl", seed, settings=(("depth", 6), ("steps", 2)))
+        put(store, both, {"base": 50, "novel": 50})
+    (only,) = sections(store)
+    tables = dict(only.ablations)
+    assert list(tables) == ["depth", "steps", "modalities", ""]
+    assert labels(tables["depth"]) == ["6", "7 (default)", "11", "3,7"] and tables["depth"].head == "J"
+    assert cells(tables["depth"], "7 (default)")["base"] == Cell(72.0, 2.0), "only set a, which the others have"
+    assert cells(tables["depth"], "6")["Δ HM to PERL"].value == pytest.approx(60 - harmonic(72, 52))
+    assert "mean of 1 set (a)" in tables["depth"].title
+    assert labels(tables["modalities"]) == ["text", "both (default)"]
+    assert "depth=6;steps=2" in labels(tables[""])
+    assert labels(only.summary) == ["zero-shot", "coop", "perl"], "the main table has the paper's settings only"
+
+
+def test_there_is_a_report_without_perl_and_without_its_default(tmp_path):
+    put(tmp_path / "zero", identity("base-to-novel", "a", "zero-shot"), {"base": 60, "novel": 60})
+    put(tmp_path / "steps", identity("base-to-novel", "a", "perl", settings=(("steps", 2),)), {"base": 60, "novel": 60})
+    (only,) = sections(tmp_path / "zero")
+    assert cells(only.summary, "zero-shot")["Δ HM to PERL"] == Cell() and "Δ" not in " ".join(only.sentences)
+    (only,) = sections(tmp_path / "steps")
+    assert only.tables == [table for _, table in only.ablations] and labels(only.tables[0]) == ["2"]
+    for name in ("zero", "steps"):
+        write_report([tmp_path / name], tmp_path / "out")
+
+
+def test_shots_are_columns_and_zero_shot_stands_in_all(tmp_path):
+    put(tmp_path, identity("few-shot", "a", "zero-shot"), {"all": 40})
+    for shots in (16, 1, 2):
+        put(tmp_path, identity("few-shot", "a", "perl", shots=shots), {"all": 50 + shots})
+    put(tmp_path, identity("few-shot", "a", "coop", shots=16), {"all": 60})
+    (only,) = sections(tmp_path)
+    perl, zero, coop = (cells(only.summary, label) for label in ("perl", "zero-shot", "coop"))
+    assert list(perl) == ["parameters", "× PERL", "1 shot", "2 shots", "16 shots"]
+    assert [perl[title].value for title in list(perl)[2:]] == [51, 52, 66]
+    assert [zero[title].value for title in list(perl)[2:]] == [40, 40, 40]
+    assert [coop[title].value for title in list(perl)[2:]] == [None, None, 60]
+
+
+# ---- the paper's numbers ----
+
+
+@pytest.fixture
+def real(tmp_path) -> Path:
+    """Suite coop: base accuracies of the paper rounded up, novel ones ten points below it; three seeds."""
+    for dataset in SETS[:11]:
+        for seed, shift in ((1, -1), (2, 0), (3, 1)):
+            one = identity("base-to-novel", dataset, "perl", seed, suite="coop", backbone=CLIP)
+            base, novel = (value("base-to-novel", "fast", "perl", dataset, half).value for half in ("base", "novel"))
+            put(tmp_path / "real", one, {"base": min(100, round(base) + shift), "novel": round(novel) - 10 + shift})
+        one = identity("base-to-novel", dataset, "coop", 1, suite="coop", backbone=CLIP)
+        put(tmp_path / "real", one, {"base": 30, "novel": 30})
+    return tmp_path / "real"
+
+
+def test_the_papers_number_stands_beside_ours_and_is_flagged_when_far(real):
+    (only,) = sections(real)
+    perl, coop = cells(only.summary, "perl"), cells(only.summary, "coop")
+    assert [perl[c].paper.printed for c in ("parameters", "base", "novel", "mean of HMs")] == [
+        "6K",
+        "73.97",
+        "75.74",
+        "74.79",
+    ]
+    assert (perl["base"].outside, perl["novel"].outside) == (False, True)
+    assert perl["HM of means"].paper is None, "the paper's average is the mean of HMs"
+    assert coop["base"].paper.printed == "70.73" and not coop["base"].outside, "one seed cannot tell"
+    assert coop["Δ HM to PERL"].paper.printed == "-4.12"
+    assert cells(only.sets[1], "perl")["dtd"].paper.printed == "59.69"
+    assert "a single seed is not judged" in only.sentences[-1]
+
+
+@pytest.mark.parametrize(("away", "outside"), [(1.9, False), (-1.9, False), (2.1, True), (-2.1, True)])
+def test_the_limit_is_two_standard_deviations(away, outside):
+    paper = value("base-to-novel", "fast", "perl", "average", "hm")
+    assert Cell(paper.value + 0.5 * away, 0.5, paper=paper).outside is outside
+
+
+def test_averages_over_some_of_the_papers_sets_have_no_number_beside_them(real):
+    for folder in real.glob("base-to-novel/coop/dtd"):
+        for path in folder.rglob("run.json"):
+            path.unlink()
+    (only,) = sections(real)
+    assert cells(only.summary, "perl")["base"].paper is None
+    assert cells(only.sets[1], "perl")["eurosat"].paper.printed == "67.25"
+
+
+@pytest.mark.parametrize("fields", [{"suite": "toybox"}, {"backbone": "tiny"}, {"shots": 4}])
+def test_under_other_conditions_there_is_no_paper(tmp_path, fields):
+    one = identity("base-to-novel", "dtd", "perl", **{"suite": "coop", "backbone": CLIP} | fields)
+    put(tmp_path, one, {"base": 50, "novel": 50})
+    (only,) = sections(tmp_path)
+    assert not any(cell.paper for table in only.tables for line in table.lines for cell in line.cells)
+    assert "The paper has no numbers for these conditions" in only.sentences[-1]
+
+
+def test_slips_are_listed_where_the_papers_numbers_are(real, store, tmp_path):
+    write_report([real], tmp_path / "real-out")
+    write_report([store], tmp_path / "toy-out")
+    for name in ("report.md", "index.html"):
+        assert "repeats the ImageNet cell of the MMRL row" in (tmp_path / "real-out" / name).read_text()
+        assert "Slips" not in (tmp_path / "toy-out" / name).read_text()
+
+
+# ---- files ----
+
+
+@pytest.fixture
+def out(real, store, tmp_path) -> Path:
+    """Both suites, an ablation, shots and transfer in one report."""
+    for steps in (1, 2):
+        put(store, identity("base-to-novel", "a", "perl", 1, settings=(("steps", steps),)), {"base": 60, "novel": 60})
+    for shots in (1, 4):
+        put(store, identity("few-shot", "set_1", "perl", shots=shots), {"all": 50 + shots})
+    put(store, identity("domain-shift", "toybox", "perl"), {"toybox": 50, "toybox_v2": 60})
+    one = identity("base-to-novel", "b", "mmrl", 2)
+    Store(store).write(one, failed_record(one, RuntimeError("<no memory>")))
+    write_report([store, real], tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_all_files_are_there(out):
+    toy = "base-to-novel-toybox-tiny-float32-16shot"
+    assert {path.name for path in out.iterdir()} == {"report.md", "index.html", "runs.csv", "tables", "figures"}
+    figures = {path.name for path in (out / "figures").iterdir()}
+    for stem in (f"{toy}-parameters", f"{toy}-ablation-steps-fast", "few-shot-toybox-tiny-float32-shots"):
+        assert {f"{stem}.png", f"{stem}.svg"} <= figures
+    assert len(figures) == 8, "and the real suite's parameters"
+    rows = list(csv.DictReader((out / "runs.csv").open()))
+    assert len(rows) == len(NUMBERS) + 2 + 2 + 1 + 44
+    text = (out / "report.md").read_text()
+    assert "59 complete runs, 1 failed, 0 damaged records." in text
+    assert "- failed: base-to-novel/toybox/b/mmrl/fast/seed2: RuntimeError: &lt;no memory&gt;" in text
+    for link in re.findall(r"\]\((figures/[^)]+)\)", text):
+        assert (out / link).is_file()
+
+
+def markdown_tables(text: str) -> list[list[list[str]]]:
+    blocks = re.findall(r"(?:^\|.*\|\n)+", text, re.M)
+    return [[[c.strip() for c in line.strip("|\n").split("|")] for line in block.splitlines()] for block in blocks]
+
+
+def plain(text: str) -> str:
+    """A cell without marks, as Markdown and HTML have it."""
+    return re.sub(r"\*\*|</?\w+[^>]*>", "", text).strip()
+
+
+LATEX = {r"$\pm$": "±", "$-$": "−", r"$\times$": "×", r"$\dagger$": "†", "--": "–", r"$\Delta$": "Δ", r"\_": "_"}
+
+
+def unescaped(text: str) -> str:
+    text = re.sub(r"\\(?:textbf|underline)\{([^}]*)\}", r"\1", text)
+    for source, meant in LATEX.items():
+        text = text.replace(source, meant)
+    return text.strip()
+
+
+class Rows(HTMLParser):
+    """Tables of a page, and whether its tags are balanced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.tables, self.links, self.ids, self.values = [], [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.links += [found[key] for key in ("src", "href") if key in found]
+        self.ids += [found["id"]] if "id" in found else []
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self.values.append(found.get("data-v"))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data
+
+
+def test_markdown_latex_html_and_csv_show_the_same_numbers(out):
+    page = Rows()
+    page.feed((out / "index.html").read_text())
+    in_page = {json.dumps(table) for table in page.tables}
+    in_text = {
+        json.dumps([[plain(cell) for cell in row] for row in [table[0], *table[2:]]])
+        for table in markdown_tables((out / "report.md").read_text())
+    }
+    assert in_page == in_text
+    for path in sorted((out / "tables").glob("*.tex")):
+        blocks = [
+            [
+                [unescaped(cell) for cell in line.removesuffix(r" \\").split(" & ")]
+                for line in block.splitlines()
+                if "&" in line
+            ]
+            for block in path.read_text().split(r"\begin{tabular}")[1:]
+        ]
+        joined = [[row[0] for row in blocks[0]], *(c for block in blocks for c in list(zip(*block, strict=True))[1:])]
+        assert json.dumps([list(row) for row in zip(*joined, strict=True)]) in in_page
+        rows = list(csv.DictReader(path.with_suffix(".csv").open()))
+        assert [row["label"] for row in rows] == joined[0][1:]
+        for column in joined[1:]:
+            name = column[0].replace("×", "times").replace("Δ", "delta").replace(" ", "_")
+            for row, text in zip(rows, column[1:], strict=True):
+                shown = re.match(r"([+−]?[\d,.]+)×?(?: ± ([\d.]+))?", text)
+                assert (row[name] == "") == (shown is None)
+                if shown and "×" not in text:
+                    assert float(row[name]) == pytest.approx(
+                        float(shown[1].replace(",", "").replace("−", "-")), abs=0.0051
+                    )
+                    assert row.get(f"{name}_std", "") == "" or float(row[f"{name}_std"]) == pytest.approx(
+                        float(shown[2]), abs=0.0051
+                    )
+                    assert row.get(f"{name}_outside") in (None, "", str(int("†" in text)))
+
+
+def test_latex_is_balanced_escaped_and_as_wide_as_it_says(out):
+    sources = [path.read_text() for path in (out / "tables").glob("*.tex")]
+    assert len(sources) == len(list((out / "tables").glob("*.csv"))) > 10
+    for source in sources:
+        assert re.sub(r"\\[{}]", "", source).count("{") == re.sub(r"\\[{}]", "", source).count("}")
+        begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", source) for word in ("begin", "end"))
+        assert sorted(begun) == sorted(ended) and begun[0] == ended[-1] == "table"
+        assert source.isascii(), "whatever the document's encoding"
+        for spec, body in re.findall(r"\\begin{tabular}{@{}([lr]+)@{}}(.*?)\\end{tabular}", source, re.S):
+            lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+            assert {len(re.findall(r"(?<!\\)&", line)) + 1 for line in lines} == {len(spec)}
+        assert not re.search(r"(?<!\\)[%#]", source)
+        assert not re.search(r"(?<!\\)_", re.sub(r"\\label{[^}]*}", "", source))
+    assert escaped("50 % of a_b & {c} \\ − ±") == r"50 \% of a\_b \& \{c\} \textbackslash{} $-$ $\pm$"
+
+
+def test_the_page_needs_nothing_else(out):
+    text = (out / "index.html").read_text()
+    page = Rows()
+    page.feed(text)
+    assert not page.open and len(page.ids) == len(set(page.ids))
+    anchors = {link[1:] for link in page.links if link.startswith("#")}
+    assert anchors <= set(page.ids) and len(anchors) == 5, "all, and four studies"
+    assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in page.links)
+    assert "http" not in text and "@import" not in text and "<script>" in text
+    assert "RuntimeError: &lt;no memory&gt;" in text
+
+
+def test_the_same_records_give_the_same_bytes(out, real, store, tmp_path):
+    write_report([store, real], tmp_path / "again")
+    first, again = ({p.relative_to(d): p.read_bytes() for p in d.rglob("*.*")} for d in (out, tmp_path / "again"))
+    assert first == again and len(first) > 20
+
+
+# ---- figures ----
+
+
+def test_labels_are_moved_apart_as_little_as_needed():
+    assert apart([5.0, 1.0, 9.0], 1) == [5, 1, 9]
+    assert apart([2.0, 2.0, 9.0], 1) == [1.5, 2.5, 9]
+    assert apart([1.0, 1.0, 1.5], 1) == pytest.approx([1 / 6, 7 / 6, 13 / 6])
+
+
+def test_labels_of_points_do_not_overlap(store):
+    row = sections(store)[0].summary.lines[-1].row
+    values = [(384, 70.1), (384, 70.0), (420, 70.05), (1122, 69.7), (1100, 69.8), (2280, 69.2), (0, 69.4)]
+    lines = [Line(row, f"method {i}", (1,), (Cell(n), Cell(v, 0.4))) for i, (n, v) in enumerate(values)]
+    figure = _parameters(Table("", "", "", "", (Column("parameters", "count"), Column("novel")), tuple(lines)))
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == len(values)
+    assert all(_overlap(a, b) == 0 for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+# ---- command line ----
+
+
+def test_the_command_prints_the_summary_and_says_where_files_are(store, tmp_path):
+    result = run("report", store, "--out", tmp_path / "out")
+    assert re.search(r"\| \*\*81\.00\*\* ± 1\.00 +\|", result.stdout)
+    assert "10 complete runs, 0 failed, 0 damaged records." in result.stdout
+    assert str(tmp_path / "out" / "index.html") in result.stdout
+
+
+def test_errors_are_one_sentence(store, tmp_path):
+    assert "no such folder of runs" in fails("report", tmp_path / "nowhere", "--out", tmp_path / "out")
+    (tmp_path / "empty" / "x").mkdir(parents=True)
+    (tmp_path / "empty" / "x" / "run.json").write_text("{")
+    with pytest.raises(PerlclipError, match=r"no complete run below .*empty \(0 failed, 1 damaged\)"):
+        collect([tmp_path / "empty"])
