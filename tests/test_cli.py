@@ -200,8 +200,8 @@ def test_bad_options(data, tmp_path, clip_folder):
         (["--resume"], "nothing to resume"),
     ):
         assert words in fit_fails(data, out, clip_folder, *more)
-    zero_shot = ("fit", data, "--out", out, "--backbone", clip_folder, "--method", "zero-shot")
-    assert "has nothing to train" in fails(*zero_shot)
+    no_steps = ("--set", "steps=0")
+    assert "nothing that perl trains reaches the loss" in fit_fails(data, out, clip_folder, *no_steps)
     assert run("fit", data).exit_code == 2, "wrong usage"
 
 
@@ -301,3 +301,27 @@ def test_ctrl_c_keeps_a_checkpoint_and_resume_finishes(tree, clip_folder, tmp_pa
     name = "adapter_model.safetensors"
     assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not (out / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize("method", perlclip.list_methods())
+def test_every_method_from_fit_to_predict(tree, clip_folder, tmp_path, method):
+    out = tmp_path / "adapter"
+    settings = ["--set", "templates=a {}.;the {}."] if method == "promptsrc" else []
+    fitted = run(
+        "fit", tree, "--out", out, "--backbone", clip_folder, "--method", method, "--shots", 2, "--epochs", 1, *settings
+    )
+    assert fitted.exit_code == 0, fitted.output
+    result = run("predict", out, tree / "red" / "0.png", "--json")
+    assert result.exit_code == 0 and json.loads(result.output)["label"] in ("red", "green grass", "blue")
+    evaluated = run("eval", out, tree, "--json")
+    assert evaluated.exit_code == 0 and json.loads(evaluated.output)["images"] == 24
+    assert method in run("inspect", out).output
+
+
+def test_methods_on_a_shallow_tower(tmp_path):
+    """Defaults made for twelve blocks do not fit; the table says so in the row, and shows the others."""
+    size = dict(vision=(32, 2, 6), text=(32, 2, 6), patch=8, image=32, context=77, act="quick_gelu", embed=16)
+    folder = build_clip(tmp_path / "shallow", **size)
+    result = run("methods", "--backbone", folder)
+    rows = {line.split()[0]: line for line in result.output.splitlines() if line.strip()}
+    assert result.exit_code == 0 and "too few blocks" in rows["perl"] and " 128 " in rows["coop"]

@@ -409,3 +409,34 @@ def test_common_rows_are_computed_once_for_all_classes(tiny, rows_done, name):
     assert rows_done["text"][7] == own + shared + tokens
     assert rows_done["text"][9] == own + upper + (1 if upper else shared + tokens)
     assert rows_done["text"][11] == 40, "the last block only at EOS"
+
+
+# Sentences
+
+
+def test_sentences_can_be_changed(tiny):
+    def state(name, classes=PETS, **settings):
+        return perlclip.create_method(name, tiny, **settings).class_state(classes)
+
+    def said(state):
+        return state.text.prefix_1PD.shape[1] + int(state.text.eos_C.max())
+
+    other = tiny.encode_text(PETS.prompts("a drawing of a {}."))
+    with torch.no_grad():
+        assert torch.equal(state("provp", template="a drawing of a {}.").t_CE, other)
+        assert torch.equal(state("tcp", reference="a drawing of a {}.").t0_CE, other)
+        assert torch.equal(state("kgcoop", reference="a drawing of a {}.").t0_CE, other)
+    assert said(state("tcp", tail="{} here.")) == int(tiny.tokenize(PETS.prompts("x x x x {} here.")).eos_B.max())
+    for name in ("maple", "promptsrc", "mma"):
+        assert said(state(name)) == int(tiny.tokenize(PETS.prompts("a photo of a {}.")).eos_B.max())
+        assert said(state(name, template="")) == int(tiny.tokenize(PETS.prompts()).eos_B.max())
+    assert perlclip.create_method("tcp", tiny).sentence(PETS.template) == "V V V V {}, a type of pet."
+    assert perlclip.create_method("mma", tiny).sentence(PETS.template) == "a photo of a {}."
+
+
+def test_plain_prompts_in_the_usual_template_are_understood(tiny, pixels):
+    for name in ("maple", "coop", "mma", "perl"):
+        method = perlclip.create_method(name, tiny)
+        with torch.no_grad():
+            a, b = (method.logits(pixels, method.class_state(c)) for c in (CLASSES, CLASSES.prompts()))
+        assert torch.equal(a, b), name

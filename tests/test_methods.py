@@ -1,6 +1,7 @@
 """The contract, as a matrix: every registered method on every architecture. A new method is a new row by itself."""
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import perlclip
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.data.toybox import load_toybox
 from perlclip.methods import method_class
-from perlclip.prompts import Classes
+from perlclip.prompts import Classes, are_novel
 
 CLASSES = Classes(("cat", "striped horse", "ox"), "a photo of a {}.")
 OTHER = Classes(("tree", "house"), "a drawing of a {}.")
@@ -254,3 +255,48 @@ def test_a_sentence_without_room_for_the_learned_words_is_refused(backbone):
     method = perlclip.create_method("maple", backbone, template="")
     with pytest.raises(perlclip.PerlclipError, match="0 tokens; 2 are needed"):
         method.class_state(Classes(("banded",), "{} texture."))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize("fused", [False, True])
+def test_kept_texts_do_not_outlive_a_step(backbone, optimizer, fused):
+    """Also a fused optimiser's, which autograd's version counters do not see; nor another config or autocast."""
+    method = shaken(perlclip.create_method("mmrl++", backbone))
+    pixels, state = torch.randn(4, 3, 32, 32), method.class_state(CLASSES)
+    stepper = optimizer(method.parameters(), lr=0.1, fused=fused)
+    with torch.no_grad():
+        method.logits(pixels, state)
+    method.loss(pixels, LABELS, state).backward()
+    stepper.step()
+    with torch.no_grad():
+        assert torch.equal(method.class_embeddings(state), method.encode_text(state))
+        method.config = replace(method.config, beta=0.1)
+        assert torch.equal(method.class_embeddings(state), method.encode_text(state))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            method.class_embeddings(state)
+        assert torch.equal(method.class_embeddings(state), method.encode_text(state))
+
+
+@pytest.mark.parametrize("name", ["kgcoop", "tcp", "mmrl", "mmrl++", "promptsrc"])
+def test_a_state_first_used_in_inference_mode_can_be_trained_with(name, tiny):
+    method = perlclip.create_method(name, tiny)
+    pixels, state = torch.randn(4, 3, 64, 64), method.class_state(CLASSES)
+    with torch.inference_mode():
+        method.loss(pixels, LABELS, state)
+    method.loss(pixels, LABELS, state).backward()
+
+
+def test_spelling_does_not_make_a_class_novel():
+    assert not are_novel(["green_grass", "Blue"], ["blue", "green grass", "red"])
+    assert are_novel(["green"], ["green grass"])
+
+
+def test_cocoop_answers_in_float32_under_autocast(tiny):
+    method, pixels = perlclip.create_method("cocoop", tiny), torch.randn(4, 3, 64, 64)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert method.logits(pixels, method.class_state(CLASSES)).dtype == torch.float32
+
+
+def test_a_copy_shares_the_frozen_backbone(tiny):
+    method = perlclip.create_method("coop", tiny)
+    assert deepcopy(method).backbone is tiny and deepcopy(method).context is not method.context

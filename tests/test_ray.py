@@ -59,15 +59,21 @@ def test_a_killed_worker_is_replaced_and_its_run_goes_on(done, tmp_path, capsys)
     assert len(lines) == 6 and all(line.startswith("[") for line in lines), "nothing but our own lines"
 
 
-def test_a_run_whose_workers_all_die_has_failed_unless_it_was_complete(done, tmp_path, workspace):  # noqa: F811
+def cluster_with(error: Exception) -> SimpleNamespace:
     def get(_: Any) -> None:
-        raise ray.exceptions.WorkerCrashedError
+        raise error
 
-    dead, (complete, *_) = SimpleNamespace(get=get, exceptions=ray.exceptions), grid()
-    plans = {complete: resolve(complete, workspace)}
-    assert executor_ray._record(dead, None, complete, plans, done[0]) == done[1][0], "it died after its last write"
-    record = executor_ray._record(dead, None, complete, plans, Store(tmp_path))
+    return SimpleNamespace(get=get, exceptions=ray.exceptions)
+
+
+def test_a_run_whose_workers_all_die_has_failed_unless_it_was_complete(done, tmp_path, workspace):  # noqa: F811
+    one, dead = grid()[0], cluster_with(ray.exceptions.WorkerCrashedError())
+    plans = {one: resolve(one, workspace)}
+    assert executor_ray._record(dead, None, one, plans, done[0]) == done[1][0], "it died after its last write"
+    record = executor_ray._record(dead, None, one, plans, Store(tmp_path))
     assert record["status"] == "failed" and record["error"].startswith("its workers died, 4 times: The worker died")
+    unfit = cluster_with(ray.exceptions.RayTaskError("perform", "", perlclip.PerlclipError("no backbone here")))
+    assert executor_ray._record(unfit, None, one, plans, Store(tmp_path))["error"] == "no backbone here"
     assert len(Store(tmp_path).records().failed) == 1
 
 

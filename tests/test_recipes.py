@@ -153,3 +153,124 @@ def test_an_interrupted_average_is_taken_up_again(backbone, train_set, tmp_path,
         fresh = perlclip.create_method("perl", backbone, seed=9, steps=1)
         perlclip.fit(fresh, train_set, recipe=AVERAGED, precision=precision, checkpoint=path, resume=True)
         assert same(weights(fresh), weights(whole))
+
+
+# ---- the published settings, cell by cell ----
+
+DEFAULTS = {
+    "coop": dict(tokens=4, init="a photo of a"),
+    "cocoop": dict(tokens=4, init="a photo of a", reduction=16),
+    "kgcoop": dict(tokens=4, init="a photo of a", weight=8.0, reference=""),
+    "maple": dict(tokens=2, depth=9, template="a photo of a {}."),
+    "promptsrc": dict(tokens=4, depth=9, text_weight=25.0, image_weight=10.0, template="a photo of a {}."),
+    "provp": dict(tokens=16, alpha=0.01, weight=1.0, template=""),
+    "tcp": dict(tokens=4, init="", hidden=128, layer=8, weight=8.0),
+    "mma": dict(rank=32, start=4, scale=0.001, template="a photo of a {}."),
+    "mmrl": dict(tokens=5, dim=512, start=5, alpha=0.7, weight=0.5),
+    "mmrl++": dict(tokens=5, dim=512, start=5, alpha=0.7, weight=0.2, beta=0.9, rank=4, head_rank=64),
+    "perl": dict(rank=1, steps=4, depth=7, anchor=1.0, modalities="both", variant="shared", init="normal"),
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), DEFAULTS.items())
+def test_default_settings(name, expected):
+    config = method_class(name).config_class()
+    assert {key: getattr(config, key) for key in expected} == expected
+
+
+# method, recipe: optimiser, rate, decay, epochs, batch, warm-up epochs, smallest crop
+PUBLISHED = {
+    ("coop", "original"): ("sgd", 0.002, 5e-4, 200, 32, 1, 0.08),
+    ("coop", "original-cross"): ("sgd", 0.002, 5e-4, 50, 32, 1, 0.08),
+    ("cocoop", "original"): ("sgd", 0.002, 5e-4, 10, 1, 1, 0.08),
+    ("kgcoop", "original"): ("sgd", 0.002, 5e-4, 100, 128, 1, 0.08),
+    ("kgcoop", "original-few-shot"): ("sgd", 0.002, 5e-4, 100, 32, 1, 0.08),
+    ("maple", "original"): ("sgd", 0.0035, 5e-4, 5, 4, 1, 0.08),
+    ("maple", "original-cross"): ("sgd", 0.0026, 5e-4, 2, 4, 1, 0.08),
+    ("promptsrc", "original"): ("sgd", 0.0025, 5e-4, 20, 4, 1, 0.08),
+    ("promptsrc", "original-few-shot"): ("sgd", 0.0025, 5e-4, 50, 4, 1, 0.08),
+    ("provp", "original"): ("sgd", 0.1, 1e-3, 100, 32, 1, 0.08),
+    ("provp", "original-few-shot"): ("sgd", 0.1, 5e-4, 200, 32, 1, 0.08),
+    ("tcp", "original"): ("adam", 0.002, 5e-4, 50, 32, 1, 0.08),
+    ("tcp", "original-cross"): ("adam", 0.002, 5e-4, 25, 32, 1, 0.08),
+    ("mma", "original"): ("sgd", 0.0015, 5e-4, 5, 16, 0, 0.08),
+    ("mmrl", "original"): ("adamw", 1e-3, 5e-4, 10, 4, 1, 0.5),
+    ("mmrl", "original-few-shot"): ("adamw", 1e-3, 5e-4, 50, 32, 1, 0.5),
+    ("mmrl++", "original"): ("adamw", 1e-3, 5e-4, 10, 4, 1, 0.5),
+    ("mmrl++", "original-few-shot"): ("adamw", 2e-3, 5e-4, 100, 32, 1, 0.5),
+    ("mmrl++", "original-cross"): ("adamw", 1e-3, 5e-4, 1, 32, 0, 0.5),
+}
+
+
+@pytest.mark.parametrize(("method", "name"), PUBLISHED)
+def test_published_recipes(method, name):
+    r = recipe(method, name)
+    got = (r.optimizer, r.lr, r.weight_decay, r.epochs, r.batch_size, r.warmup_epochs, r.crop_scale[0])
+    assert got == PUBLISHED[method, name] and r.drop_last and r.schedule == "cosine"
+    group = r.build_optimizer([torch.zeros(1, requires_grad=True)]).defaults
+    assert group.get("momentum", 0.9) == 0.9 and not group.get("nesterov")
+
+
+def test_changes_for_single_data_sets():
+    def fields(method, name, dataset, *keys):
+        chosen = recipe(method, name, dataset=dataset)
+        return tuple(getattr(chosen, key) for key in keys)
+
+    assert fields("coop", "original", "imagenet", "epochs") == (50,)
+    assert fields("tcp", "original", "sun397", "epochs") == (25,) == fields("tcp", "original", "imagenet", "epochs")
+    assert fields("provp", "original", "imagenet", "lr", "weight_decay") == (5.0, 5e-3)
+    assert fields("mma", "original", "imagenet", "batch_size") == (128,)
+    assert fields("mmrl++", "original-few-shot", "imagenet", "epochs", "lr") == (5, 1e-3)
+    weights_of = {name: cell["weight"] for name, cell in DATASET_SETTINGS["mmrl"].items()}
+    assert weights_of == dict(
+        stanford_cars=7, fgvc_aircraft=6, sun397=6, dtd=6, food101=5, oxford_flowers=4, ucf101=3, imagenet=0.5,
+        caltech101=0.5, oxford_pets=0.2, eurosat=0.01,
+    )  # fmt: skip
+    both = {name: (cell["beta"], cell["weight"]) for name, cell in DATASET_SETTINGS["mmrl++"].items()}
+    assert both == dict(
+        imagenet=(0.9, 0.2), fgvc_aircraft=(0.9, 2), ucf101=(0.9, 3), dtd=(0.9, 7), oxford_pets=(0.7, 0.01),
+        stanford_cars=(0.7, 6), caltech101=(0.6, 3), sun397=(0.5, 3), oxford_flowers=(0.4, 7), eurosat=(0.2, 0.01),
+        food101=(0.1, 1),
+    )  # fmt: skip
+    assert DATASET_SETTINGS["provp"]["fgvc_aircraft"]["template"] == "a type of aircraft, a photo of a {}."
+
+
+def test_a_training_that_would_be_all_warm_up_has_none():
+    assert replace(recipe("coop", "original"), epochs=1).rate(0) == 0.002
+
+
+# method: parameter, and the deviation or the bound it starts with on the tiny CLIP (text 96, vision 128, joint 128)
+STARTS = {
+    ("coop", "context"): ("std", 0.02),
+    ("tcp", "context"): ("std", 0.02),
+    ("maple", "deep.0"): ("std", 0.02),
+    ("promptsrc", "text.1"): ("std", 0.02),
+    ("promptsrc", "vision.0"): ("std", 0.02),
+    ("mma", "adapters.4.text_down.weight"): ("std", (2 / 32) ** 0.5),
+    ("mma", "adapters.4.vision_up.weight"): ("std", (2 / 128) ** 0.5),
+    ("mmrl", "space"): ("std", 0.02),
+    ("mmrl", "rep_head"): ("std", 128**-0.5),
+    ("mmrl++", "vision.left"): ("bound", 0.5),
+    ("mmrl++", "rep_left"): ("bound", 0.125),
+    ("cocoop", "meta.0.weight"): ("bound", 128**-0.5),
+    ("maple", "couple.0.weight"): ("bound", 96**-0.5),
+}
+
+
+@pytest.mark.parametrize(("method", "name"), STARTS)
+def test_initial_values(method, name, tiny):
+    settings = dict(init="", tokens=16) if method == "coop" else {}
+    values = perlclip.create_method(method, tiny, **settings).get_parameter(name).detach()
+    kind, size = STARTS[method, name]
+    if kind == "std":
+        assert values.std().item() == pytest.approx(size, rel=0.15) and abs(values.mean().item()) < 0.2 * size
+        assert values.abs().max() > 2 * size, "normal, not uniform"
+    else:
+        assert 0.9 * size < values.abs().max().item() <= size
+
+
+def test_words_start_as_words(tiny):
+    words = tiny.word_rows("a photo of a", 4)
+    for name, parameter, count in (("coop", "context", 4), ("kgcoop", "context", 4), ("maple", "context", 2),
+                                   ("promptsrc", "text.0", 4)):  # fmt: skip
+        assert torch.equal(perlclip.create_method(name, tiny).get_parameter(parameter), words[:count])

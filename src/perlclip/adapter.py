@@ -70,6 +70,7 @@ def save_adapter(
         "num_trainable": method.num_trainable,
         "class_names": list(class_names),
         "templates": [template],
+        "sentence": method.sentence(template),
         "training": dict(training or {}),
         "metrics": dict(metrics or {}),
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
@@ -103,7 +104,7 @@ def load_adapter(
             f"adapter {folder} was trained on backbone {info['base_model_name_or_path']!r} "
             f"({info['backbone_fingerprint'][:12]}); it does not fit {backbone.name!r} ({backbone.fingerprint[:12]})"
         )
-    method = create_method(info["method"], backbone, **_tuples(info["config"]))
+    method = create_method(info["method"], backbone, **info["config"])
     _put_weights(method, tensors, folder)
     return Adapter(
         method=method.eval(), class_names=tuple(info["class_names"]), template=info["templates"][0], info=info
@@ -185,8 +186,3 @@ def _single_template(templates: str | Sequence[str]) -> str:
         raise PerlclipError(f"one template is needed, got {len(found)}")
     check_template(found[0])
     return found[0]
-
-
-def _tuples(config: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has lists where settings have tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in config.items()}

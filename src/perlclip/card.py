@@ -59,7 +59,7 @@ def model_card(info: Mapping[str, Any], title: str) -> str:
         num_trainable=info["num_trainable"],
         version=info["perlclip_version"],
         num_classes=len(info["class_names"]),
-        template=info["templates"][0],
+        template=info.get("sentence", info["templates"][0]),
         classes="\n".join(f"- {name}" for name in info["class_names"]),
         training=_table({**info["training"], **{f"method: {k}": v for k, v in info["config"].items()}}),
         metrics=_table(info["metrics"]),

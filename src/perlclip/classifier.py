@@ -16,7 +16,7 @@ from perlclip.data.images import read_image
 from perlclip.data.sets import ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import Method
-from perlclip.prompts import DEFAULT_TEMPLATE, Classes, check_class_names, check_template
+from perlclip.prompts import DEFAULT_TEMPLATE, Classes, are_novel, check_class_names, check_template
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Classifier:
         if class_names is not None:
             check_class_names(class_names)
         names = adapter.class_names if class_names is None else class_names
-        novel = not set(names) <= set(adapter.class_names)
+        novel = are_novel(names, adapter.class_names)
         return cls(adapter.method, names, adapter.template if template is None else template, novel=novel)
 
     @overload

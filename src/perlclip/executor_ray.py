@@ -7,7 +7,6 @@ installed on all of them, with the data sets under the same path.
 import logging
 import os
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,17 +68,19 @@ def _workspace(machines: Machines) -> Workspace:
 
 
 def _record(ray: Any, reference: Any, run: Run, plans: Plans, store: Store) -> Record:
-    """What the task brought, or a failed record if its workers kept dying."""
+    """What the task brought, or a failed record if its workers kept dying or could not even begin."""
     try:
-        record: Record | None = ray.get(reference)
-        assert record is not None
+        record: Record = ray.get(reference)
+        return record
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
     except ray.exceptions.RayError as error:
-        record = store.find(run, plans[run])  # the last may have died after its last write
-        if record is None:
-            died = PerlclipError(f"its workers died, {RETRIES + 1} times: {_first_line(error)}")
-            record = failed_record(run, died)
-            store.write(run, record)
-    return record
+        cause = PerlclipError(f"its workers died, {RETRIES + 1} times: {_first_line(error)}")
+    found = store.find(run, plans[run])  # the last may have died after its last write
+    if found is None:
+        found = failed_record(run, cause)
+        store.write(run, found)
+    return found
 
 
 @contextmanager
@@ -140,6 +141,5 @@ def _cancel(ray: Any, flying: Sequence[Any]) -> None:
     """Ctrl-C for every task: those that run finish their step and write their checkpoint."""
     for reference in flying:
         ray.cancel(reference, force=False)
-    deadline = time.monotonic() + STOP_SECONDS
     if flying:
-        ray.wait(list(flying), num_returns=len(flying), timeout=max(0.0, deadline - time.monotonic()))
+        ray.wait(list(flying), num_returns=len(flying), timeout=STOP_SECONDS)

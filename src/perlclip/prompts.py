@@ -61,12 +61,21 @@ class Classes:
 
     @classmethod
     def of(cls, classes: "Classes | Sequence[str]") -> "Classes":
-        """A plain list of prompts is a list of names whose template is the name itself."""
+        """From plain prompts: names in the usual template where that is what they are, else texts to be said so."""
         if isinstance(classes, Classes):
             return classes
         if isinstance(classes, str) or not classes:
             raise PerlclipError(f"a list of class prompts is needed, got {classes!r}")
-        return cls(tuple(classes), "{}")
+        before, after = DEFAULT_TEMPLATE.split("{}")
+        names = tuple(prompt.removeprefix(before).removesuffix(after) for prompt in classes)
+        usual = all(prompt == DEFAULT_TEMPLATE.format(name) for prompt, name in zip(classes, names, strict=True))
+        return cls(names) if usual else cls(tuple(classes), "{}")
+
+
+def are_novel(names: Sequence[str], trained: Sequence[str]) -> bool:
+    """Whether there is a class among the names that was not trained, however it is spelt."""
+    plain = [{name.replace("_", " ").strip().casefold() for name in some} for some in (names, trained)]
+    return not plain[0] <= plain[1]
 
 
 def check_class_names(names: Sequence[str], *, unique: bool = True) -> None:

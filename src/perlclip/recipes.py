@@ -52,9 +52,10 @@ class Recipe:
 
     def rate(self, epoch: int) -> float:
         """Learning rate of epoch 0, 1, …; a warm-up at a constant rate does not use up the schedule's epochs."""
-        if epoch < self.warmup_epochs:
+        warmup = self.warmup_epochs if self.warmup_epochs < self.epochs else 0  # all warm-up would train nothing
+        if epoch < warmup:
             return self.warmup_lr
-        return self.lr * SCHEDULES[self.schedule]((epoch - self.warmup_epochs) / self.epochs)
+        return self.lr * SCHEDULES[self.schedule]((epoch - warmup) / self.epochs)
 
     def share(self, epoch: int) -> float:
         """Share of the weights after epoch 0, 1, … in the average; all shares together are 1."""

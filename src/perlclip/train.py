@@ -44,7 +44,7 @@ class FitResult:
 
     @property
     def steps(self) -> int:
-        """Optimiser steps taken."""
+        """Batches trained on; in float16 a step whose gradients overflow is left out."""
         return len(self.losses)
 
 
@@ -73,7 +73,7 @@ def fit(
     """
     if resume and checkpoint is None:
         raise PerlclipError("resume needs the checkpoint file to go on from")
-    run = _Run(method, train_set, _resolve(method, recipe), seed, precision, workers)
+    run = _Run(method, train_set, _resolve(method, recipe, train_set.name), seed, precision, workers)
     path = Path(checkpoint) if checkpoint else None
     if resume and path and path.exists():
         run.load(path)
@@ -104,10 +104,16 @@ class _Run:
             raise unknown_name("precision", precision, PRECISIONS)
         if not len(train_set):
             raise PerlclipError("the training set has no images")
+        dtype = PRECISIONS[precision]
+        if dtype is not None and method.backbone.dtype not in (dtype, torch.float32):
+            raise PerlclipError(f"precision {precision} does not go with a backbone in {method.backbone.dtype}")
         self.method, self.train_set, self.recipe = method, train_set, recipe
         self.seed, self.precision, self.workers = seed, precision, workers
         self.optimizer: Optimizer = recipe.build_optimizer(method.parameters())
-        self.scaler = torch.amp.GradScaler(method.backbone.device.type, enabled=precision == "float16")
+        # A scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones.
+        self.scaler = torch.amp.GradScaler(
+            method.backbone.device.type, init_scale=256.0, enabled=precision == "float16"
+        )
         self.averages = {name: torch.zeros_like(p) for name, p in method.named_parameters()} if recipe.average else {}
         self.class_state = method.class_state(train_set.classes)
         self.epoch = 0
@@ -151,6 +157,8 @@ class _Run:
         dtype = PRECISIONS[self.precision]
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             loss = self.method.loss(pixels, labels, self.class_state)
+        if not loss.requires_grad:
+            raise PerlclipError(f"with these settings nothing that {self.method.name} trains reaches the loss")
         value = loss.item()
         if not math.isfinite(value):
             raise PerlclipError(
@@ -223,10 +231,12 @@ class _Run:
         )
 
 
-def _resolve(method: Method, recipe: str | Recipe) -> Recipe:
+def _resolve(method: Method, recipe: str | Recipe, dataset: str) -> Recipe:
     if method.num_trainable == 0:
         raise PerlclipError(f"method {method.name!r} has nothing to train")
-    return recipe_by_name(method.name, recipe, method.backbone.name) if isinstance(recipe, str) else recipe
+    if isinstance(recipe, Recipe):
+        return recipe
+    return recipe_by_name(method.name, recipe, method.backbone.name, dataset)
 
 
 @contextmanager

@@ -46,6 +46,10 @@ class Backbone:
     preprocess: Preprocess
     fingerprint: str
 
+    def __deepcopy__(self, memo: Any) -> "Backbone":
+        """Frozen, so that a copy of a method can share it."""
+        return self
+
     @property
     def device(self) -> torch.device:
         """Where the towers are."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from perlclip.backbone.tower import Tower
+from perlclip.errors import PerlclipError
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class SharedText:
 
     def put(self, rows_nD: Tensor) -> "SharedText":
         """Replace the n rows behind SOS."""
+        if self.prefix_1PD.shape[1] <= rows_nD.shape[-2]:
+            raise PerlclipError(f"the class texts do not share the {rows_nD.shape[-2]} words that are to be replaced")
         return replace(
             self, prefix_1PD=_join(self.prefix_1PD[:, :1], rows_nD, self.prefix_1PD[:, 1 + rows_nD.shape[-2] :])
         )

@@ -10,19 +10,35 @@ Shapes: B images, C classes, E shared embedding width.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatch
+from itertools import count
 from types import UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from perlclip.backbone import Backbone
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.prompts import Classes
+from perlclip.prompts import Classes, check_template
 
-# Which values the parameters have: their storage and in-place version counters.
-Stamp = tuple[tuple[int, int], ...]
+# Sentences among the settings, wherever a method has one by that name; "" stands for the data set's own.
+TEMPLATES = ("template", "reference", "tail")
+
+# Fused optimisers change parameters without telling autograd, so their steps are counted.
+_steps = count()
+_last_step = [0]
+register_optimizer_step_post_hook(lambda *_: _last_step.__setitem__(0, next(_steps) + 1))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value, and what it was computed with; the parameters are held, so that no other can take their address."""
+
+    value: Tensor
+    parameters: tuple[Tensor, ...]
+    stamp: tuple[Any, ...]
 
 
 @dataclass(kw_only=True)
@@ -34,7 +50,7 @@ class ClassState:
 
     classes: Classes
     novel: bool = False
-    kept: dict[str, tuple[Stamp, Tensor]] = field(default_factory=dict, repr=False)
+    kept: dict[str, Kept] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +66,8 @@ class Config:
             if not any(_fits(value, kind) for kind in hint):
                 kinds = " or ".join(_spoken(kind) for kind in hint)
                 raise PerlclipError(f"setting {name!r} must be of type {kinds}, got {value!r}")
+            if name in TEMPLATES and value:
+                check_template(value)
 
     def require(self, **limits: tuple[float, float]) -> None:
         """Each named number within its two bounds, which are allowed; infinities and NaN are not."""
@@ -75,7 +93,8 @@ def parse_setting(config: type[Config], name: str, text: str) -> Any:
         try:
             if get_origin(kind) is tuple:
                 item = get_args(kind)[0]
-                return tuple(item(part.strip()) for part in text.split(";" if item is str else ","))
+                parts = text.split(";" if item is str else ",")
+                return tuple(item(part.strip()) for part in parts if part.strip())
             if kind is bool:
                 return {"true": True, "false": False}[text.lower()]
             return kind(text)
@@ -157,6 +176,15 @@ class Method(nn.Module):
         with self.no_graph(pixels):
             return self.backbone.encode_image(pixels)
 
+    def image_rows(self, pixels: Tensor, stop: int = 0) -> Tensor:
+        """The image before block `stop`, all of it frozen."""
+        with self.no_graph(pixels):
+            return self.backbone.vision.run(self.backbone.vision.embed(pixels), 0, stop)
+
+    def sentence(self, template: str) -> str:
+        """What is said of a class when the data set's template is this one; V is a learned word."""
+        return getattr(self.config, "template", "") or template
+
     def no_graph(self, pixels: Tensor) -> torch.set_grad_enabled:
         """Frozen work on images records no graph, unless someone wants gradients with respect to the pixels."""
         return torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad)
@@ -171,14 +199,23 @@ class Method(nn.Module):
         return self.keep(state, self.encode_text)
 
     def keep(self, state: ClassState, encode: Callable[[ClassState], Tensor]) -> Tensor:
-        """`encode(state)`, kept until a parameter changes in place; never kept while gradients are recorded."""
-        if torch.is_grad_enabled() or any(p.is_inference() for p in self.parameters()):
+        """`encode(state)`, kept until a parameter changes; never kept while gradients are recorded."""
+        parameters = tuple(self.parameters())
+        if torch.is_grad_enabled() or any(p.is_inference() for p in parameters):
             return encode(state)
-        stamp = tuple((p.data_ptr(), p._version) for p in self.parameters())
+        device = self.backbone.device.type
+        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        versions = [(id(p), p.data_ptr(), p._version) for p in parameters]
+        stamp = (*versions, _last_step[0], self.config, autocast)
         kept = state.kept.get(encode.__name__)
-        if kept is None or kept[0] != stamp:
-            kept = state.kept[encode.__name__] = stamp, encode(state)
-        return kept[1]
+        if kept is None or kept.stamp != stamp:
+            kept = state.kept[encode.__name__] = Kept(encode(state), parameters, stamp)
+        return kept.value
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """Without autocast, for what is computed once and kept."""
+    return torch.autocast(device.type, enabled=False)
 
 
 def cosine_distance(a_BE: Tensor, b_BE: Tensor) -> Tensor:

@@ -77,4 +77,5 @@ class CoCoOp(CoOp):
     def _cosines(self, words_BnD: Tensor, v_BE: Tensor, text: SharedText) -> Tensor:
         h_PD = text.repeat(len(v_BE)).put_words(words_BnD).pool()
         t_BCE = self.backbone.text.project(h_PD).view(len(v_BE), len(text), -1)
-        return self.backbone.logit_scale * torch.einsum("be,bce->bc", v_BE, t_BCE)
+        with torch.autocast(v_BE.device.type, enabled=False):
+            return self.backbone.logit_scale * torch.einsum("be,bce->bc", v_BE, t_BCE)

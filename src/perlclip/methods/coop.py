@@ -29,7 +29,7 @@ class CoOpConfig(Config):
     """CoOp's settings, with the values of its authors' base-to-novel runs."""
 
     tokens: int = 4  # M, learned vectors
-    init: str = PHRASE  # the words they start as; "" for random
+    init: str = PHRASE  # the words whose first M tokens they start as; "" for random
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,3 +74,7 @@ class CoOp(Method):
     def encode_image(self, pixels: Tensor) -> Tensor:
         """CLIP's image embedding."""
         return self.frozen_image(pixels)
+
+    def sentence(self, template: str) -> str:
+        """The learned words and the name, whatever the template."""
+        return "V " * self.config.tokens + "{}."

@@ -14,7 +14,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from perlclip.methods.base import ClassState, cosine_distance, register
+from perlclip.methods.base import ClassState, cosine_distance, full_precision, register
 from perlclip.methods.coop import CoOp, CoOpConfig, PromptState
 from perlclip.prompts import Classes
 
@@ -40,7 +40,8 @@ class ReferenceState(PromptState):
     @cached_property
     def t0_CE(self) -> Tensor:
         """Unit vectors, (C, E)."""
-        with torch.no_grad():
+        # As good as can be, whatever the moment it is first asked for: in full precision, and fit for a graph.
+        with torch.inference_mode(False), torch.no_grad(), full_precision(self.text.eos_C.device):
             return self.frozen()
 
 

@@ -4,9 +4,10 @@
     vision  n rows Q_k = W_k P_k + b_k behind the patches, replaced in the same way             `MaPLe.coupled`
     L       = CE(tau v Tᵀ, y)
 
-P_0 starts as the first n words of the sentence ("a photo", the rest stays frozen: the released code's behaviour), the
-deeper ones as N(0, 0.02); the deeper W_k start as copies of one layer. Q_0 passes the vision tower's first norm, deeper
-prompts do not. The sentence is the same for every data set; `template=""` takes the data set's instead.
+P_0 starts as the first n words of "a photo of a" (what else the sentence says stays frozen: the released code's
+behaviour; more than four words start at random), the deeper ones as N(0, 0.02); the deeper W_k start as copies of one
+layer. Q_0 passes the vision tower's first norm, deeper prompts do not. The sentence is the same for every data set;
+`template=""` takes the data set's instead, if it has n words before the name.
 """
 
 from copy import deepcopy
@@ -48,7 +49,7 @@ class MaPLe(Method):
         super().__init__(backbone, config)
         text, vision, deeper = backbone.text.width, backbone.vision.width, config.depth - 1
         require_depth(self.name, backbone, config.depth)
-        self.context = learned_words(backbone, config.tokens, PHRASE)
+        self.context = learned_words(backbone, config.tokens, PHRASE if config.tokens <= 4 else "")
         self.deep = nn.ParameterList(torch.randn(config.tokens, text) * 0.02 for _ in range(deeper))
         first, copied = nn.Linear(text, vision), nn.Linear(text, vision)
         self.couple = nn.ModuleList([first, *(deepcopy(copied) for _ in range(deeper))])
@@ -64,9 +65,8 @@ class MaPLe(Method):
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Prompted image embeddings, (B, E)."""
-        with self.no_graph(pixels):
-            x_BND = self.backbone.vision.embed(pixels)
-        return self.backbone.vision.project(prompted_image(self.backbone.vision, x_BND, self.coupled()))
+        vision = self.backbone.vision
+        return vision.project(prompted_image(vision, self.image_rows(pixels), self.coupled()))
 
     def coupled(self) -> list[Tensor]:
         """Q_k, the visual prompts of each block."""
@@ -83,7 +83,10 @@ def require_depth(name: str, backbone: Backbone, depth: int) -> None:
 def prompt_state(backbone: Backbone, classes: Classes, template: str, tokens: int) -> PromptState:
     """Sentences whose first words are learned; the class name must not be among those words."""
     sentence = template or classes.template
-    backbone.word_rows(sentence.partition("{}")[0], tokens)
+    try:
+        backbone.word_rows(sentence.partition("{}")[0], tokens)
+    except PerlclipError as error:
+        raise PerlclipError(f"{tokens} words before the name are to be learned in {sentence!r}: {error}") from error
     return PromptState(classes=classes, text=backbone.shared_text(classes.prompts(sentence)))
 
 

@@ -118,8 +118,7 @@ class MMA(Method):
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Adapted image embeddings, (B, E)."""
         vision, start = self.backbone.vision, self.config.start
-        with self.no_graph(pixels):
-            x_BND = vision.run(vision.embed(pixels), 0, start)
+        x_BND = self.image_rows(pixels, start)
         for i in range(start, vision.depth - 1):
             x_BND = vision.block(i, x_BND) + self._adapt("vision", i, x_BND)
         h_BD = vision.read(x_BND, cls_rows(x_BND))

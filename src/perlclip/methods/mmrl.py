@@ -130,8 +130,7 @@ class MMRL(Method):
 
     def frozen_rows(self, pixels: Tensor) -> Tensor:
         """The image before the first block that sees tokens; student and teacher go on from here."""
-        with self.no_graph(pixels):
-            return self.backbone.vision.run(self.backbone.vision.embed(pixels), 0, self.config.start)
+        return self.image_rows(pixels, self.config.start)
 
     def branches(self, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         """f_c and f_r, (B, E) each."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone import Backbone, cls_rows
-from perlclip.methods.base import ClassState, Config, Method, register
+from perlclip.methods.base import ClassState, Config, Method, full_precision, register
 from perlclip.methods.coop import PHRASE, PromptState, learned_words
 from perlclip.methods.maple import prompt_state, prompted_image, prompted_text, require_depth
 from perlclip.prompts import DEFAULT_TEMPLATE, IMAGENET_60, Classes, check_template
@@ -62,7 +62,10 @@ class PromptSRC(Method):
         require_depth(self.name, backbone, config.depth)
         n, text, vision = config.tokens, backbone.text.width, backbone.vision.width
         self.text = nn.ParameterList(
-            [learned_words(backbone, n, PHRASE), *(torch.randn(n, text) * 0.02 for _ in range(config.depth - 1))]
+            [
+                learned_words(backbone, n, PHRASE if n <= 4 else ""),
+                *(torch.randn(n, text) * 0.02 for _ in range(config.depth - 1)),
+            ]
         )
         self.vision = nn.ParameterList(torch.randn(n, vision) * 0.02 for _ in range(config.depth))
 
@@ -78,13 +81,13 @@ class PromptSRC(Method):
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Prompted image embeddings, (B, E)."""
-        return self._prompted(self._rows(pixels))
+        return self._prompted(self.image_rows(pixels))
 
     def loss(self, pixels: Tensor, labels: Tensor, state: ClassState) -> Tensor:
         """Cross-entropy and the three pulls towards the frozen CLIP."""
         assert isinstance(state, TaughtState)
         vision, config = self.backbone.vision, self.config
-        x_BND = self._rows(pixels)
+        x_BND = self.image_rows(pixels)
         with torch.no_grad():
             v0_BE = vision.project(vision.pool(x_BND, cls_rows(x_BND)))
             if state.t0_CE is None:
@@ -99,16 +102,11 @@ class PromptSRC(Method):
             + apart
         )
 
-    @torch.no_grad()
     def teacher(self, classes: Classes) -> Tensor:
         """T0: text features averaged over the templates, then brought to unit length."""
-        features = [self.backbone.text_features(classes.prompts(template)) for template in self.config.templates]
-        return F.normalize(torch.stack(features).mean(0), dim=-1)
-
-    def _rows(self, pixels: Tensor) -> Tensor:
-        with self.no_graph(pixels):
-            rows: Tensor = self.backbone.vision.embed(pixels)
-            return rows
+        with torch.inference_mode(False), torch.no_grad(), full_precision(self.backbone.device):
+            features = [self.backbone.text_features(classes.prompts(template)) for template in self.config.templates]
+            return F.normalize(torch.stack(features).mean(0), dim=-1)
 
     def _prompted(self, x_BND: Tensor) -> Tensor:
         vision = self.backbone.vision

@@ -64,11 +64,11 @@ class ProVP(Method):
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """The prompted image embedding, (B, E)."""
-        return self._prompted(self._rows(pixels))
+        return self._prompted(self.image_rows(pixels))
 
     def loss(self, pixels: Tensor, labels: Tensor, state: ClassState) -> Tensor:
         """Cross-entropy plus contrastive feature re-formation."""
-        x_BND = self._rows(pixels)
+        x_BND = self.image_rows(pixels)
         v_BE = self._prompted(x_BND)
         classification = self.classify(v_BE, self.class_embeddings(state), labels)
         if not self.config.weight:
@@ -78,11 +78,6 @@ class ProVP(Method):
             v0_BE = vision.project(vision.pool(x_BND, cls_rows(x_BND)))
         own_B = torch.arange(len(labels), device=labels.device)
         return classification + self.config.weight * F.cross_entropy(v_BE @ v0_BE.T, own_B)
-
-    def _rows(self, pixels: Tensor) -> Tensor:
-        with self.no_graph(pixels):
-            rows: Tensor = self.backbone.vision.embed(pixels)
-            return rows
 
     def _prompted(self, x_BND: Tensor) -> Tensor:
         vision, m, alpha = self.backbone.vision, self.config.tokens, self.config.alpha

@@ -3,7 +3,7 @@
     t0_c = frozen text embedding of the class
     T_c  = W2 QuickGELU(W1 t0_c + b1) + b2, as M rows                                            `TCP.tke`
     t_c  = text tower([SOS] V1 … VM [rest of the sentence]), rows 1..M replaced by T_c before block 9
-    L    = CE + lambda (1 - mean cos(t_c, t0_c))                                                 `TCP.loss`
+    L    = CE + lambda (1 - mean cos(t_c, t0_c))                                                 KgCoOp's
 
 V reaches the result through what the later words gathered from it in the blocks below. The released code replaces the
 rows wholly (weight 1) before block 9 of 12 and fixes lambda = 8. V starts at random, as the released settings have it;
@@ -21,27 +21,23 @@ from torch import Tensor, nn
 
 from perlclip.backbone import Backbone, SharedText
 from perlclip.errors import PerlclipError
-from perlclip.methods.base import ClassState, Config, Method, cosine_distance, register
-from perlclip.methods.coop import learned_words
-from perlclip.methods.kgcoop import ReferenceState
+from perlclip.methods.base import ClassState, register
+from perlclip.methods.kgcoop import KgCoOp, KgCoOpConfig, ReferenceState
 from perlclip.prompts import Classes
 
 
 @dataclass(frozen=True, kw_only=True)
-class TCPConfig(Config):
+class TCPConfig(KgCoOpConfig):
     """TCP's settings, with the released code's values."""
 
-    tokens: int = 4  # M
     init: str = ""  # words that V starts as; "" for random
     hidden: int = 128  # of the textual knowledge embedding
     layer: int = 8  # block, from 0, before which T_c enters
-    weight: float = 8.0  # lambda
     tail: str = ""  # the sentence behind V; "" is the data set's template from {} on
-    reference: str = ""  # template of the frozen text; "" is the data set's
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(tokens=(1, inf), hidden=(1, inf), layer=(0, inf), weight=(0.0, inf))
+        self.require(hidden=(1, inf), layer=(0, inf))
 
 
 class QuickGELU(nn.Module):
@@ -58,7 +54,7 @@ class QuickGELU(nn.Module):
     where="words 1–4 of the text, again before block 9",
     venue="CVPR 2024",
 )
-class TCP(Method):
+class TCP(KgCoOp):
     """A frozen CLIP with learned words, and class-aware ones in the upper text tower."""
 
     config_class = TCPConfig
@@ -69,7 +65,6 @@ class TCP(Method):
         width, depth = backbone.text.width, backbone.text.depth
         if config.layer >= depth:
             raise PerlclipError(f"tcp: layer must be below the text tower's {depth} blocks, got {config.layer}")
-        self.context = learned_words(backbone, config.tokens, config.init)
         self.tke = nn.Sequential(
             nn.Linear(backbone.embed_dim, config.hidden), QuickGELU(), nn.Linear(config.hidden, config.tokens * width)
         )
@@ -95,13 +90,6 @@ class TCP(Method):
 
         return self.backbone.text.project(state.text.put_words(self.context).pool(before=before))
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
-        """CLIP's image embedding."""
-        return self.frozen_image(pixels)
-
-    def loss(self, pixels: Tensor, labels: Tensor, state: ClassState) -> Tensor:
-        """Cross-entropy plus the pull of the frozen embeddings."""
-        assert isinstance(state, ReferenceState)
-        t_CE = self.encode_text(state)
-        pull = cosine_distance(t_CE, state.t0_CE)
-        return self.classify(self.encode_image(pixels), t_CE, labels) + self.config.weight * pull
+    def sentence(self, template: str) -> str:
+        """The learned words and the template's tail."""
+        return "V " * self.config.tokens + (self.config.tail or template[template.index("{}") :])

@@ -18,7 +18,8 @@ class ZeroShotConfig(Config):
     """Which sentences stand for a class."""
 
     ensemble: bool = False  # average over several templates
-    templates: tuple[str, ...] = IMAGENET_7  # those beside the data set's own
+    templates: tuple[str, ...] = IMAGENET_7
+    own: bool = True  # and the data set's own; CoOp's code leaves that out on ImageNet
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,7 +44,8 @@ class ZeroShot(Method):
     def prepare(self, classes: Classes) -> ZeroShotState:
         """Encode the prompts, once and for all."""
         # A template that is in both lists counts once.
-        templates = {*self.config.templates, classes.template} if self.config.ensemble else {classes.template}
+        own = {classes.template} if self.config.own or not self.config.ensemble else set()
+        templates = {*self.config.templates, *own} if self.config.ensemble else own
         t_CE = sum(self.backbone.encode_text(classes.prompts(template)) for template in sorted(templates))
         assert isinstance(t_CE, Tensor)
         return ZeroShotState(classes=classes, t_CE=F.normalize(t_CE, dim=-1))
