@@ -1,0 +1,20 @@
+"""What a PERL adapter does while it thinks: metrics and drift by step, evidence maps, cases, a page."""
+
+from perlclip.analysis.dynamics import METRICS, Curve, Trajectories, curves, measure
+from perlclip.analysis.evidence import HOWS, evidence_maps
+from perlclip.analysis.explain import explain
+from perlclip.analysis.settings import analyze_store
+from perlclip.analysis.study import analyze
+
+__all__ = [
+    "HOWS",
+    "METRICS",
+    "Curve",
+    "Trajectories",
+    "analyze",
+    "analyze_store",
+    "curves",
+    "evidence_maps",
+    "explain",
+    "measure",
+]

@@ -1,0 +1,127 @@
+"""Evidence maps: what each image patch contributes to a class logit at each step.
+
+gradient    gradient x activation at the split layer: the row S_n of the frozen sequence at depth J, times the logit's
+            gradient there, summed over channels. Thoughts are functions of S, so what a patch does through them counts.
+occlusion   the drop of the logit when the patch's pixels are set to the mean colour; model-free, a pass per patch.
+
+Shapes: K stands for the steps 0..K, B images, M classes mapped of each image, N rows (CLS and patches), P patches,
+G patches a side, D width, C classes.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from perlclip.analysis.dynamics import logit_steps, require_perl, text_steps
+from perlclip.errors import unknown_name
+from perlclip.methods.base import ClassState, Method
+from perlclip.methods.perl import Perl
+
+OCCLUDED_AT_ONCE = 128  # images in one pass
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Signed contributions to the logits of some classes; CLS is no place in the image and stands apart."""
+
+    maps_KBMGG: Tensor
+    cls_KBM: Tensor | None  # with occlusion there is none
+    logits_KBM: Tensor
+
+
+def contributions(value: Tensor, x_BND: Tensor) -> Tensor:
+    """Gradient x activation of the sum of `value`, summed over channels, (B, N); the graph is kept."""
+    (gradient_BND,) = torch.autograd.grad(value.sum(), x_BND, retain_graph=True)
+    return (gradient_BND.float() * x_BND.detach().float()).sum(-1)
+
+
+@contextmanager
+def split_layer(method: Perl) -> Iterator[list[Tensor]]:
+    """Catches S, the frozen image sequence where thoughts enter, of the passes made meanwhile."""
+    depth, vision = method.config.depths[0], method.backbone.vision
+    caught: list[Tensor] = []
+    module = vision.blocks[depth - 1] if depth else vision.embed
+    hook = module.register_forward_hook(lambda _module, _inputs, x_BND: caught.append(x_BND))
+    try:
+        yield caught
+    finally:
+        hook.remove()
+
+
+def gradient_maps(method: Perl, pixels: Tensor, classes_BM: Tensor, state: ClassState) -> Evidence:
+    """Gradient x activation at the split layer; one forward pass, one backward pass for each step and class."""
+    t_KCE = text_steps(method, state)
+    with torch.enable_grad(), split_layer(method) as caught:
+        logits_KBC = logit_steps(method, pixels.detach().requires_grad_(), t_KCE)
+        (s_BND,) = caught
+        logits_KBM = _of_classes(logits_KBC, classes_BM)
+        rows_KBMN = torch.stack(
+            [torch.stack([contributions(value_B, s_BND) for value_B in step_BM.unbind(1)], 1) for step_BM in logits_KBM]
+        )
+    return Evidence(_square(rows_KBMN[..., 1:]).cpu(), rows_KBMN[..., 0].cpu(), logits_KBM.detach().cpu())
+
+
+@torch.no_grad()
+def occlusion_maps(method: Perl, pixels: Tensor, classes_BM: Tensor, state: ClassState) -> Evidence:
+    """How much a class logit falls without a patch; grey is the mean pixel, 0 after normalisation."""
+    t_KCE = text_steps(method, state)
+    logits_KBM = _of_classes(logit_steps(method, pixels, t_KCE), classes_BM)
+    P = method.backbone.vision.patches
+    drops = []
+    for image, (pixels_3HW, classes_M) in enumerate(zip(pixels, classes_BM, strict=True)):
+        hidden = []
+        for start in range(0, P, OCCLUDED_AT_ONCE):
+            covered = _covered(pixels_3HW, range(start, min(start + OCCLUDED_AT_ONCE, P)), round(P**0.5))
+            hidden.append(logit_steps(method, covered, t_KCE)[..., classes_M])
+        drops.append(logits_KBM[:, image, :, None] - torch.cat(hidden, 1).transpose(1, 2))
+    return Evidence(_square(torch.stack(drops, 1)).cpu(), None, logits_KBM.cpu())
+
+
+def _covered(pixels_3HW: Tensor, patches: range, side: int) -> Tensor:
+    """A copy of the image for each patch, without it."""
+    size = pixels_3HW.shape[-1] // side
+    copies = pixels_3HW.repeat(len(patches), 1, 1, 1)
+    for copy, patch in zip(copies, patches, strict=True):
+        row, column = divmod(patch, side)
+        copy[:, row * size : (row + 1) * size, column * size : (column + 1) * size] = 0
+    return copies
+
+
+def _of_classes(logits_KBC: Tensor, classes_BM: Tensor) -> Tensor:
+    return logits_KBC.gather(-1, classes_BM.to(logits_KBC.device).expand(len(logits_KBC), -1, -1))
+
+
+def _square(rows_KBMP: Tensor) -> Tensor:
+    """Patches in their places; CLIP's images are square."""
+    side = round(rows_KBMP.shape[-1] ** 0.5)
+    return rows_KBMP.reshape(*rows_KBMP.shape[:-1], side, side)
+
+
+HOWS: dict[str, Callable[[Perl, Tensor, Tensor, ClassState], Evidence]] = {
+    "gradient": gradient_maps,
+    "occlusion": occlusion_maps,
+}
+
+
+def evidence_maps(
+    method: Method, pixels: Tensor, classes_BM: Tensor, state: ClassState, how: str = "gradient"
+) -> Evidence:
+    """Maps of normalised pixels, (B, 3, H, W), for the classes given of each image: (K+1, B, M, G, G)."""
+    if how not in HOWS:
+        raise unknown_name("way to map evidence", how, HOWS)
+    return HOWS[how](require_perl(method), pixels, classes_BM, state)
+
+
+def share_inside(map_GG: Tensor, inside_HW: Tensor) -> tuple[float, float]:
+    """Share of a map's positive mass that falls on a region of the image, and the region's share of the area.
+
+    The region, 0..1 a pixel, is averaged over each patch; by chance the two shares would be the same.
+    """
+    inside_GG = F.adaptive_avg_pool2d(inside_HW[None, None].to(map_GG.dtype), map_GG.shape[-1])[0, 0]
+    positive_GG = map_GG.clamp(min=0)
+    total = positive_GG.sum().item()
+    return (positive_GG * inside_GG).sum().item() / total if total else 0.0, inside_GG.mean().item()

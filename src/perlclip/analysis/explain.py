@@ -1,0 +1,52 @@
+"""`explain`: how single images were thought about, as figures and numbers."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from perlclip.adapter import Adapter
+from perlclip.analysis.cases import Case, Wanted, look_into
+from perlclip.analysis.dynamics import require_perl
+from perlclip.analysis.figures import draw_case
+from perlclip.errors import unknown_name
+from perlclip.files import write_files
+from perlclip.progress import progress_bar
+from perlclip.prompts import Classes
+
+
+def explain(
+    adapter: Adapter,
+    images: Sequence[Path],
+    out: Path,
+    *,
+    how: str = "gradient",
+    shown: str = "",
+    class_names: Sequence[str] | None = None,
+    template: str | None = None,
+) -> list[Case]:
+    """Write `NAME.png`, `NAME.svg` and `NAME.json` for each image; `shown` is a class to map besides the answer."""
+    method = require_perl(adapter.method)
+    names = [name.replace("_", " ") for name in class_names or adapter.class_names]
+    if shown and shown.replace("_", " ") not in names:
+        raise unknown_name("class", shown, names)
+    novel = not set(names) <= {name.replace("_", " ") for name in adapter.class_names}
+    state = method.class_state(Classes.spoken(names, template or adapter.template), novel=novel)
+    cases = []
+    with progress_bar("explain", len(images)) as bar:
+        for path, stem in zip(images, _stems(images), strict=True):
+            wanted = [Wanted(image=path, name=path.name)]
+            (case,) = look_into(method, wanted, names, state, how=how, shown=shown.replace("_", " "))
+            drawn = draw_case(case, stem)
+            numbers = {"how": how, **case.numbers(), "image": str(path)}
+            content = (json.dumps(numbers, ensure_ascii=False) + "\n").encode()
+            write_files({out / f"{stem}.png": drawn.png, out / f"{stem}.svg": drawn.svg, out / f"{stem}.json": content})
+            cases.append(case)
+            bar()
+    return cases
+
+
+def _stems(images: Sequence[Path]) -> list[str]:
+    """A file name for each; those that would be the same get their number."""
+    plain = [re.sub(r"[^\w.-]+", "_", path.stem) for path in images]
+    return [stem if plain.count(stem) == 1 else f"{stem}-{i}" for i, stem in enumerate(plain)]

@@ -1,0 +1,231 @@
+"""`analyze_store`: the curves of every PERL run of a store, per data set and averaged over each setting.
+
+Accuracy is the record's own, of all test images. The rest is measured with the stored adapters on up to so many images
+of each test set, chunk by chunk as for one data set.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from perlclip.adapter import CONFIG, load_adapter
+from perlclip.analysis.chunks import measure_all, spread
+from perlclip.analysis.dynamics import METRICS, Z95, Curve, curves
+from perlclip.analysis.figures import Drawing, draw_curves
+from perlclip.analysis.page import figure, page
+from perlclip.analysis.study import curve_rows, pictures, slug, table
+from perlclip.backbone import Backbone, load_backbone
+from perlclip.data.sets import ImageSet
+from perlclip.errors import PerlclipError
+from perlclip.files import require_writable, write_files
+from perlclip.protocols import PARTS, PROTOCOLS, SUITES, Test
+from perlclip.runs import RECORD, Record, Store
+
+IMAGES = 200  # of each test set, for what is not in the records
+Curves = dict[str, Curve]
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One test of one run."""
+
+    setting: str  # what is averaged together
+    dataset: str
+    seed: int
+    curves: Curves
+
+
+@dataclass
+class Shared:
+    """What the runs have in common: backbone and test sets, loaded once."""
+
+    device: str
+    root: Path | None
+    backbones: dict[tuple[str, str], Backbone] = field(default_factory=dict)
+    sets: dict[tuple[str, str], ImageSet] = field(default_factory=dict)
+
+    def backbone(self, name: str, precision: str) -> Backbone:
+        """By name and number format."""
+        key = name, precision
+        if key not in self.backbones:
+            self.backbones[key] = load_backbone(name, device=self.device, dtype=precision)
+        return self.backbones[key]
+
+    def images(self, suite: str, test: Test) -> ImageSet:
+        """The test images of a data set, or of half of its classes."""
+        key = suite, test.dataset
+        if key not in self.sets:
+            self.sets[key] = SUITES[suite].load(test.dataset, self.root).test
+        return PARTS[test.classes](self.sets[key])
+
+
+def analyze_store(
+    store: Path, out: Path, *, images: int = IMAGES, device: str = "cpu", root: Path | None = None, workers: int = 0
+) -> dict[str, Curves]:
+    """Per-set and averaged curves of all PERL runs below `store`, written to `out`; returns the averages."""
+    records = [record for record in Store(store).records().complete if _thinks(record)]
+    if not records:
+        raise PerlclipError(f"{store} holds no complete run of perl under base-to-novel, cross-dataset or domain-shift")
+    require_writable(out)
+    places = {json.dumps(record["run"]): path for path, record in _paths(store)}
+    several = len({_condition(record) for record in records}) > 1
+    shared = Shared(device, root)
+    tested: list[Tested] = []
+    for record in records:
+        folder = _adapter_folder(places[json.dumps(record["run"])], record)
+        tested += _tests(record, folder, shared, out, images=images, workers=workers, several=several)
+    sets = _per_set(tested)
+    averages = {setting: _average(list(found.values())) for setting, found in sets.items()}
+    _write(sets, averages, out, images)
+    return averages
+
+
+def _paths(store: Path) -> Iterator[tuple[Path, Record]]:
+    for path in sorted(store.rglob(RECORD)):
+        try:
+            record = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(record, dict) and "run" in record:
+            yield path.parent, record
+
+
+def _thinks(record: Record) -> bool:
+    run = record["run"]
+    known = run["method"] == "perl" and run["protocol"] in SETTINGS and run["suite"] in SUITES
+    return bool(known and record["config"]["steps"])
+
+
+def _adapter_folder(folder: Path, record: Record) -> Path:
+    """Beside the record, or with the run that trained it: STORE/protocol/suite/dataset/name."""
+    return folder if (folder / CONFIG).exists() else folder.parents[3] / str(record.get("adapter_of"))
+
+
+# The setting of a protocol's test, or nothing for the source itself, which is not what those protocols are about.
+SETTINGS: dict[str, Callable[[Record, Test], str]] = {
+    "base-to-novel": lambda run, test: f"base-to-novel: {test.name}",
+    "cross-dataset": lambda run, test: "cross-dataset" if test.dataset != run["dataset"] else "",
+    "domain-shift": lambda run, test: "domain shift" if test.dataset != run["dataset"] else "",
+}
+
+
+def _condition(record: Record) -> str:
+    run = record["run"]
+    words = [run["recipe"], f"{run['shots']} shots", run["backbone"], *(f"{k}={v}" for k, v in run["settings"].items())]
+    return ", ".join(map(str, words))
+
+
+def _tests(
+    record: Record, folder: Path, shared: Shared, out: Path, *, images: int, workers: int, several: bool
+) -> Iterator[Tested]:
+    run = record["run"]
+    adapter = load_adapter(folder, backbone=shared.backbone(run["backbone"], run["precision"]))
+    for test in PROTOCOLS[run["protocol"]].tests(SUITES[run["suite"]], run["dataset"]):
+        setting = SETTINGS[run["protocol"]](run, test)
+        if not setting:
+            continue
+        chosen = spread(shared.images(run["suite"], test), images)
+        name = f"{test.dataset} {test.classes}"
+        chunks = out / "chunks" / adapter.info["weights_sha256"][:12] / name.replace(" ", "-")
+        found = curves(measure_all(adapter, chosen, chunks, novel=test.novel, workers=workers, title=name))
+        found["accuracy"] = _recorded(record["metrics"][test.name])
+        yield Tested(f"{setting} ({_condition(record)})" if several else setting, test.dataset, run["seed"], found)
+
+
+def _recorded(metrics: Record) -> Curve:
+    """Accuracy of all test images, with the band of a share."""
+    mean = np.asarray(metrics["step_accuracy"], float)
+    half = Z95 * np.sqrt(mean * (100 - mean) / metrics["images"])
+    return Curve(mean.tolist(), (mean - half).tolist(), (mean + half).tolist())
+
+
+# ---- averages ----
+
+
+def _per_set(tested: Iterable[Tested]) -> dict[str, dict[str, Curves]]:
+    """setting -> data set -> curves, averaged over seeds: values and bands, as all seeds see the same images."""
+    groups: dict[str, dict[str, list[Curves]]] = {}
+    for one in tested:
+        groups.setdefault(one.setting, {}).setdefault(one.dataset, []).append(one.curves)
+    return {
+        setting: {
+            dataset: {name: _mean_curve([c[name] for c in seeds]) for name in seeds[0]}
+            for dataset, seeds in found.items()
+        }
+        for setting, found in groups.items()
+    }
+
+
+def _mean_curve(found: Sequence[Curve]) -> Curve:
+    return Curve(*(np.mean([getattr(curve, part) for curve in found], 0).tolist() for part in ("mean", "low", "high")))
+
+
+def _average(sets: Sequence[Curves]) -> Curves:
+    """Over data sets, with the band of a mean of so many sets."""
+    return {metric.name: Curve.of_means(np.array([found[metric.name].mean for found in sets]).T) for metric in METRICS}
+
+
+# ---- files ----
+
+
+def _write(sets: dict[str, dict[str, Curves]], averages: dict[str, Curves], out: Path, images: int) -> None:
+    overall = draw_curves("settings", averages)
+    each = {setting: draw_curves(f"sets-{slug(setting)}", found) for setting, found in sets.items()}
+    rows = [[setting, "mean", *row] for setting, found in averages.items() for row in curve_rows(found)]
+    rows += [
+        [setting, dataset, *row]
+        for setting, found in sets.items()
+        for dataset, one in found.items()
+        for row in curve_rows(one)
+    ]
+    numbers = {
+        "images_a_set": images,
+        "averages": {
+            setting: {name: asdict(curve) for name, curve in found.items()} for setting, found in averages.items()
+        },
+    }
+    write_files(
+        {
+            out / "settings.csv": table(["setting", "dataset", "metric", "step", "mean", "low", "high"], rows),
+            **pictures(out, [overall, *each.values()]),
+            out / "settings.json": (json.dumps(numbers, indent=1, ensure_ascii=False) + "\n").encode(),
+            out / "section.md": _section(sets, averages, images).encode(),
+            out / "index.html": _page(overall, each, sets, images).encode(),
+        }
+    )
+
+
+def _note(images: int) -> str:
+    return (
+        f"Accuracy is of all test images, as recorded; the rest of up to {images} images of each test set. Bands are "
+        "95 %: over data sets for averages, over images for single sets; seeds are averaged."
+    )
+
+
+def _section(sets: dict[str, dict[str, Curves]], averages: dict[str, Curves], images: int) -> str:
+    """For a report in Markdown to take in."""
+    lines = ["## Dynamics of iterative reasoning", "", _note(images), "", "![averages](settings.png)", ""]
+    lines += ["| setting | sets | metric | " + " | ".join(f"k = {k}" for k in range(_steps(averages))) + " |"]
+    lines += ["| --- " * (3 + _steps(averages)) + "|"]
+    for setting, found in averages.items():
+        for metric in METRICS:
+            cells = " | ".join(f"{value:.4g}" for value in found[metric.name].mean)
+            lines.append(f"| {setting} | {len(sets[setting])} | {metric.title} | {cells} |")
+    lines += ["", *(f"![{setting}](sets-{slug(setting)}.png)" for setting in sets), ""]
+    return "\n".join(lines)
+
+
+def _steps(averages: dict[str, Curves]) -> int:
+    return max(len(found["accuracy"].mean) for found in averages.values())
+
+
+def _page(overall: Drawing, each: dict[str, Drawing], sets: dict[str, dict[str, Curves]], images: int) -> str:
+    title = "Dynamics of iterative reasoning"
+    body = [f"<h1>{title}</h1>", f"<p class=about>{_note(images)}</p>", "<h2>Averages over data sets</h2>"]
+    body.append(figure(overall, "Each setting's mean over its data sets at every step."))
+    for setting, drawn in each.items():
+        body += [f"<h2>{setting}</h2>", figure(drawn, f"The {len(sets[setting])} data sets one by one.")]
+    return page(title, body)
