@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import mean, pstdev
@@ -308,6 +309,18 @@ def test_ablations_hold_the_default_on_the_same_sets(store):
     assert labels(tables["modalities"]) == ["text", "both (default)"]
     assert "depth=6;steps=2" in labels(tables[""])
     assert labels(only.summary) == ["zero-shot", "coop", "perl"], "the main table has the paper's settings only"
+
+
+def test_perl_without_a_step_stands_among_the_steps(store):
+    """It trains nothing, so its recipe is none; the curve over K begins with it all the same."""
+    for seed in (1, 2):
+        one = identity("base-to-novel", "a", "perl", seed, settings=(("steps", 2),))
+        put(store, one, {"base": 60, "novel": 60})
+    none = replace(identity("base-to-novel", "a", "perl", settings=(("steps", 0),)), recipe="none", shots=0, seed=0)
+    put(store, none, {"base": 50, "novel": 50})
+    (only,) = sections(store)
+    tables = dict(only.ablations)
+    assert list(tables) == ["steps"] and labels(tables["steps"]) == ["0", "2", "4 (default)"]
 
 
 def test_there_is_a_report_without_perl_and_without_its_default(tmp_path):

@@ -103,6 +103,13 @@ def ablations(study: Study) -> list[tuple[str, Table]]:
         if row.is_ablation:
             key = row.settings[0][0] if len(row.settings) == 1 else ""
             groups.setdefault((row.recipe, key), []).append(row)
+    # What is not trained, PERL without a step, stands beside what is, by whatever recipe.
+    for untrained, key in [group for group in groups if group[0] == UNTRAINED]:
+        others = [rows for (recipe, k), rows in groups.items() if k == key and recipe != UNTRAINED]
+        for rows in others:
+            rows += groups[untrained, key]
+        if others:
+            del groups[untrained, key]
     keys = sorted(groups, key=lambda g: (g[0] != PAPER_RECIPE, g[0], not g[1], *rank(g[1], list(SETTINGS))))
     return [(key, _ablation(study, recipe, key, groups[recipe, key])) for recipe, key in keys]
 
