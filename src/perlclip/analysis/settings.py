@@ -164,8 +164,14 @@ def _mean_curve(found: Sequence[Curve]) -> Curve:
 
 
 def _average(sets: Sequence[Curves]) -> Curves:
-    """Over data sets, with the band of a mean of so many sets."""
-    return {metric.name: Curve.of_means(np.array([found[metric.name].mean for found in sets]).T) for metric in METRICS}
+    """Over data sets. Sets differ far more than steps do, so the band is that of the change since step 0."""
+    averages = {}
+    for metric in METRICS:
+        values_KB = np.array([found[metric.name].mean for found in sets]).T
+        start = values_KB[0].mean()
+        change = Curve.of_means(values_KB - values_KB[0])
+        averages[metric.name] = Curve(*([start + c for c in part] for part in (change.mean, change.low, change.high)))
+    return averages
 
 
 # ---- files ----
@@ -201,7 +207,8 @@ def _write(sets: dict[str, dict[str, Curves]], averages: dict[str, Curves], out:
 def _note(images: int) -> str:
     return (
         f"Accuracy is of all test images, as recorded; the rest of up to {images} images of each test set. Bands are "
-        "95 %: over data sets for averages, over images for single sets; seeds are averaged."
+        "95 %: for averages those of the change since step 0, over data sets; for single sets over images. Seeds are "
+        "averaged."
     )
 
 
