@@ -63,8 +63,8 @@ from benchmarks.common import (
 )
 from perlclip.methods import Method, create_method, list_methods
 from perlclip.prompts import DEFAULT_TEMPLATE, Classes
-from tests import plain_multimodal, plain_prompts
-from tests.plain import PlainPerl, padded
+from tests.plain import PLAIN, PlainPerl, padded
+from tests.plain_prompts import PlainPrompts
 
 COLUMNS = (
     "work", "method", "classes", "variant", "ms", "quartile_range_ms", "runs", "peak_MiB", "kept_MiB",
@@ -73,19 +73,7 @@ COLUMNS = (
 STEP, EVALUATION = "training step", "evaluation of 1,000"
 IMAGES, PER_BATCH = 1000, 100
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
-PLAIN = {
-    "zero-shot": plain_prompts.PlainPrompts,
-    "coop": plain_prompts.PlainCoOp,
-    "cocoop": plain_prompts.PlainCoCoOp,
-    "kgcoop": plain_prompts.PlainKgCoOp,
-    "provp": plain_prompts.PlainProVP,
-    "tcp": plain_prompts.PlainTCP,
-    "maple": plain_multimodal.PlainMaPLe,
-    "promptsrc": plain_multimodal.PlainPromptSRC,
-    "mma": plain_multimodal.PlainMMA,
-    "mmrl": plain_multimodal.PlainMMRL,
-    "mmrl++": plain_multimodal.PlainMMRLpp,
-}
+FORMS = {"zero-shot": PlainPrompts, **PLAIN}
 # The teacher is made before the clock starts, so that one of its sixty templates will do.
 SETTINGS = {"promptsrc": {"templates": (DEFAULT_TEMPLATE,)}}
 TEXT_ONCE_BY_AUTHORS = ("zero-shot", "provp", "mma", "mmrl", "mmrl++")
@@ -118,8 +106,8 @@ class Plain:
     def __init__(self, clip: CLIPModel, ours: Method, classes: Classes, *, training: bool) -> None:
         self.words = list(classes.names), classes.template
         self.method = ours if ours.backbone.dtype == torch.float32 else lowered(ours)
-        self.form = form = PLAIN[ours.name](clip, ours.backbone.tokenizer, self.method)
-        tokenizer = "tokens" if isinstance(form, plain_prompts.PlainPrompts) else "tokenise"
+        self.form = form = FORMS[ours.name](clip, ours.backbone.tokenizer, self.method)
+        tokenizer = "tokens" if isinstance(form, PlainPrompts) else "tokenise"
         setattr(form, tokenizer, remember(getattr(form, tokenizer)))
         # In an evaluation, zero-shot CLIP and ProVP have no other text than the frozen one.
         if training or ours.name == "tcp":
@@ -149,7 +137,7 @@ class Plain:
         form = copy.copy(self.form)
         if text is not None:
             form.text = lambda *_: text
-        if isinstance(form, plain_multimodal.PlainMaPLe):
+        if isinstance(form, PLAIN["maple"]):
             form.prompts = remember(self.form.prompts)
         return form
 

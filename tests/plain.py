@@ -1,6 +1,6 @@
 """PERL without shortcuts: `transformers`' own layers, every position, every row, nothing kept between calls.
 
-The yardstick of `test_perl.py` and of `benchmarks/perl_speed.py`.
+The yardstick of `test_perl.py` and of the benchmarks, as `PLAIN` is for the other methods.
 """
 
 import torch
@@ -8,6 +8,22 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPModel
+
+from tests import plain_multimodal, plain_prompts
+
+# The other methods, written apart from the library; PERL is below.
+PLAIN = {
+    "coop": plain_prompts.PlainCoOp,
+    "cocoop": plain_prompts.PlainCoCoOp,
+    "kgcoop": plain_prompts.PlainKgCoOp,
+    "provp": plain_prompts.PlainProVP,
+    "tcp": plain_prompts.PlainTCP,
+    "maple": plain_multimodal.PlainMaPLe,
+    "promptsrc": plain_multimodal.PlainPromptSRC,
+    "mma": plain_multimodal.PlainMMA,
+    "mmrl": plain_multimodal.PlainMMRL,
+    "mmrl++": plain_multimodal.PlainMMRLpp,
+}
 
 
 class PlainPerl(nn.Module):

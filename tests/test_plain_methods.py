@@ -6,20 +6,8 @@ from transformers import CLIPModel
 
 import perlclip
 from perlclip.prompts import Classes
-from tests import plain_multimodal, plain_prompts
+from tests.plain import PLAIN
 
-PLAIN = {
-    "coop": plain_prompts.PlainCoOp,
-    "cocoop": plain_prompts.PlainCoCoOp,
-    "kgcoop": plain_prompts.PlainKgCoOp,
-    "provp": plain_prompts.PlainProVP,
-    "tcp": plain_prompts.PlainTCP,
-    "maple": plain_multimodal.PlainMaPLe,
-    "promptsrc": plain_multimodal.PlainPromptSRC,
-    "mma": plain_multimodal.PlainMMA,
-    "mmrl": plain_multimodal.PlainMMRL,
-    "mmrl++": plain_multimodal.PlainMMRLpp,
-}
 TWO_BRANCHES = ("mmrl", "mmrl++")
 # Settings under which a method takes another way through the code.
 SETTINGS = {
