@@ -27,8 +27,8 @@ from perlclip.executor import Machines, estimate, run_all
 from perlclip.methods.base import config_dict
 from perlclip.perform import Workspace, resolve
 from perlclip.protocols import SUITES, Benchmark, Suite
+from perlclip.report.text import runs_csv
 from perlclip.runs import CHECKPOINT, RECORD, Run, Store, failed_record
-from perlclip.tables import base_to_novel, harmonic, runs_csv
 from tests.test_cli import fails, run
 
 NAMES = ("red paper", "green grass", "blue sky", "white snow")
@@ -352,17 +352,19 @@ def test_bench_prints_and_writes_the_tables(copy, tmp_path):
     shutil.move(copy.folder, tmp_path / "out" / "runs")
     result = run(*bench(tmp_path / "out", "--methods", "zero-shot,perl", "--seeds", 1, 2, "--shots", 4))
     assert result.exit_code == 0, result.output
-    tables = (tmp_path / "out" / "tables.md").read_text()
-    assert tables in result.stdout and "### mean of 2 sets" in tables and "fast recipe, 4 shots" in tables
+    report = (tmp_path / "out" / "report.md").read_text()
+    mean = next(line for line in report.splitlines() if line.startswith("| perl"))
+    assert mean in result.stdout and "4 shots" in report and (tmp_path / "out" / "index.html").exists()
     rows = list(csv.DictReader((tmp_path / "out" / "runs.csv").open()))
-    assert len(rows) == 6 and rows[1]["method"] == "perl" and rows[0]["base_k0"] == ""
-    assert float(rows[1]["base"]) == float(rows[1]["base_k4"])
+    assert len(rows) == 6 and {row["method"] for row in rows} == {"perl", "zero-shot"}
+    assert all(row["base_k0"] == "" for row in rows if row["method"] == "zero-shot")
+    assert all(float(row["base"]) == float(row["base_k4"]) for row in rows if row["method"] == "perl")
 
 
 def test_bench_goes_on_after_failures_and_ends_with_an_error(tmp_path):
     options = ("--methods", "zero-shot", "--datasets", "broken,a")
     assert "1 of 2 runs failed, the first with: these pictures are lost" in fails(*bench(tmp_path, *options))
-    assert "### mean of 1 set\n" in (tmp_path / "tables.md").read_text()
+    assert "failed: base-to-novel/little/broken/zero-shot" in (tmp_path / "report.md").read_text()
 
 
 def test_dry_run_lists_what_is_left_and_how_long_it_takes(copy, tmp_path):
@@ -404,38 +406,6 @@ RECORDS = [
     made_up("perl", "a", 1, 70, 50), made_up("perl", "a", 2, 74, 54),
     made_up("perl", "b", 1, 90, 30), made_up("perl", "b", 2, 90, 34),
 ]  # fmt: skip
-
-
-def cells(table: str, heading: str) -> dict[str, list[str]]:
-    lines = table.split(f"### {heading}\n\n")[1].split("\n\n")[0].splitlines()
-    return {row[0]: row[1:] for row in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
-
-
-def test_the_tables_give_means_spreads_and_both_averages_of_hm():
-    table = base_to_novel(RECORDS)
-    one = harmonic(72, 52)
-    assert cells(table, "a")["perl"] == ["**72.00**", "52.00", f"**{one:.2f}**"]
-    assert cells(table, "a")["zero-shot"] == ["60.00", "**60.00**", "60.00"]
-    assert cells(table, "b")["zero-shot"] == ["80.00", "**40.00**", "**53.33**"]
-    mean = cells(table, "mean of 2 sets")
-    assert mean["method"] == ["parameters", "base", "novel", "mean of HMs", "HM of means"]
-    assert mean["zero-shot"] == ["0", "70.00", "**50.00**", "**56.67**", "**58.33**"], "no seeds, no spread"
-    # Seeds 1 and 2 have the means (80, 40) and (82, 44) over the sets.
-    hms = [(harmonic(70, 50) + harmonic(90, 30)) / 2, (harmonic(74, 54) + harmonic(90, 34)) / 2]
-    assert mean["perl"] == [
-        "1,000",
-        "**81.00** ± 1.00",
-        "42.00 ± 2.00",
-        f"{(one + harmonic(90, 32)) / 2:.2f} ± {(hms[1] - hms[0]) / 2:.2f}",
-        f"{harmonic(81, 42):.2f} ± {(harmonic(82, 44) - harmonic(80, 40)) / 2:.2f}",
-    ]
-
-
-def test_numbers_stand_only_where_no_run_is_missing():
-    table = base_to_novel(RECORDS[:-1])
-    assert cells(table, "a")["perl"][0] == "**72.00**" and cells(table, "b")["perl"] == ["–"] * 3
-    assert cells(table, "mean of 2 sets")["perl"] == ["1,000", *["–"] * 4]
-    assert cells(table, "mean of 2 sets")["zero-shot"][1] == "**70.00**"
 
 
 def test_the_csv_has_every_run_at_full_precision():

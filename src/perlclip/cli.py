@@ -585,10 +585,8 @@ def bench(
     ablation-modality, -depth, -steps, -variant, -anchor or -rank, which vary one setting under base-to-novel.
     """
     from perlclip.executor import Machines, default_jobs, run_all
-    from perlclip.files import write_files
     from perlclip.protocols import ABLATED, ABLATIONS, Benchmark
     from perlclip.runs import Store
-    from perlclip.tables import runs_csv, tables
 
     usual = [ABLATED] if grid["protocol"] in ABLATIONS else perlclip.list_methods()
     runs = Benchmark(methods=methods, settings=_settings_of(methods or usual, pairs), **grid).runs()
@@ -601,12 +599,8 @@ def bench(
         gpus_per_run=gpus_per_run,
     )  # fmt: skip
     records = run_all(runs, store, machines)
-    whole = [record for record in records if record["status"] == "complete"]
-    if whole:
-        text = tables(grid["protocol"], whole)
-        write_files({out / "runs.csv": runs_csv(whole).encode(), out / "tables.md": text.encode()})
-        click.echo(text)
-        click.echo(f"tables: {out / 'tables.md'}   runs: {out / 'runs.csv'}")
+    if any(record["status"] == "complete" for record in records):
+        _write_report([store.folder], out)
     failed = [record for record in records if record["status"] == "failed"]
     if failed:
         raise PerlclipError(f"{len(failed)} of {len(records)} runs failed, the first with: {failed[0]['error']}")
@@ -697,10 +691,13 @@ def sample(name: str, root: Path, shots: int, seed: int, out: Path) -> None:
 @click.option("--out", type=FOLDER, required=True, help="Folder for report.md, index.html, tables and figures.")
 def report(runs: tuple[Path, ...], out: Path) -> None:
     """Tables and figures of all RUNS (folders of `perlclip bench`), beside the paper's numbers."""
+    _write_report(runs, out)
+
+
+def _write_report(runs: Sequence[Path], out: Path) -> None:
     from perlclip.report.write import write_report
 
-    written = write_report(runs, out)
-    click.echo(written.summary)
+    click.echo(write_report(runs, out).summary)
     click.echo(f"report: {out / 'report.md'}   page: {out / 'index.html'}   tables: {out / 'tables'}")
 
 

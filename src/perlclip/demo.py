@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import harmonic_mean, mean
 from typing import Any
 
 import click
@@ -17,8 +17,8 @@ from perlclip.errors import PerlclipError
 from perlclip.executor import run_all
 from perlclip.files import write_files
 from perlclip.protocols import PROTOCOLS, SUITES, Benchmark
+from perlclip.report.text import aligned, runs_csv
 from perlclip.runs import Record, Store
-from perlclip.tables import harmonic, markdown, runs_csv
 
 ALL_TASKS = PROTOCOLS["base-to-novel"].datasets(SUITES["toybox"])
 THREE_TASKS = ("noisy_shapes", "faint_toys", "tiny_toys")
@@ -84,8 +84,8 @@ def _seed_means(group: Sequence[Record], task: str, half: str) -> list[float]:
 
 
 def _cells(base: Sequence[float], novel: Sequence[float]) -> list[float]:
-    zero_shot = [base[0], novel[0], harmonic(base[0], novel[0])]
-    return [*zero_shot, base[-1], novel[-1], harmonic(base[-1], novel[-1])]
+    first, last = ((base[k], novel[k], harmonic_mean((base[k], novel[k]))) for k in (0, -1))
+    return [*first, *last]
 
 
 HEADER = ("set", "thinks", "CLIP base", "CLIP novel", "CLIP HM", "PERL base", "PERL novel", "PERL HM")
@@ -98,7 +98,7 @@ def print_table(records: Sequence[Record]) -> None:
         f"\nTest accuracy in %, {SHOTS} shots, seeds {', '.join(map(str, seeds))}; HM is of the row's base and novel.\n"
     )
     rows = [[cell if isinstance(cell, str) else f"{cell:.1f}" for cell in row] for row in _rows(records)]
-    click.echo(markdown(HEADER, rows), nl=False)
+    click.echo(aligned(HEADER, rows), nl=False)
 
 
 def draw_figure(records: Sequence[Record], path: Path) -> None:

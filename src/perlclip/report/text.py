@@ -1,11 +1,12 @@
-"""A table as Markdown, CSV and LaTeX."""
+"""A table as Markdown, CSV and LaTeX, and runs as CSV."""
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from perlclip import tables
 from perlclip.report.tables import OUTSIDE, Cell, Column, Table, beside, number
+from perlclip.runs import Record
 
 _MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
 _LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
@@ -19,7 +20,17 @@ def markdown(table: Table) -> str:
         [label, *(f"{_MARKDOWN[mark].format(main)} {rest}".rstrip() for main, rest, mark in cells)]
         for label, cells in texts(table)
     ]
-    return tables.markdown([table.head, *(column.title for column in table.columns)], rows)
+    return aligned([table.head, *(column.title for column in table.columns)], rows)
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Any table of words as Markdown, its columns below each other."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |\n"
+        for line in lines
+    )
 
 
 def texts(table: Table) -> list[tuple[str, list[tuple[str, str, str]]]]:
@@ -71,6 +82,28 @@ def _parts(cell: Cell, column: Column, with_paper: bool) -> Iterator[tuple[str, 
         yield f"{name}_paper", cell.paper and cell.paper.printed
     if with_paper and column.kind == "accuracy":
         yield f"{name}_outside", "" if cell.paper is None or cell.spread is None else int(cell.outside)
+
+
+def runs_csv(records: Sequence[Record]) -> str:
+    """A line for each run at full precision: what it is, accuracy of every test and step, parameters, costs."""
+    lines = [_line(record) for record in records]
+    header = dict.fromkeys(key for line in sorted(lines, key=len, reverse=True) for key in line)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, header, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return file.getvalue()
+
+
+def _line(record: Record) -> dict[str, Any]:
+    settings = ";".join(f"{key}={value}" for key, value in record["run"]["settings"].items())
+    line = {**record["run"], "settings": settings, "parameters": record["parameters"]}
+    line |= {f"{part}_seconds": seconds for part, seconds in record["seconds"].items()} | record.get("memory", {})
+    line |= {test: metrics["accuracy"] for test, metrics in record["metrics"].items()}
+    for test, metrics in record["metrics"].items():
+        steps = metrics.get("step_accuracy", [])
+        line |= {f"{test}_k{k}": accuracy for k, accuracy in enumerate(steps) if len(steps) > 1}
+    return line
 
 
 # ---- LaTeX ----
@@ -141,6 +174,6 @@ def _tabular(table: Table, columns: list[int]) -> str:
             ]
         )
     head, *body = (" & ".join(row) + r" \\" for row in rows)
-    aligned = "".join("r" if table.columns[c].kind in ("count", "ratio") else "l" for c in columns)
-    lines = [rf"\begin{{tabular}}{{@{{}}l{aligned}@{{}}}}", r"\toprule", head, r"\midrule", *body]
+    alignment = "".join("r" if table.columns[c].kind in ("count", "ratio") else "l" for c in columns)
+    lines = [rf"\begin{{tabular}}{{@{{}}l{alignment}@{{}}}}", r"\toprule", head, r"\midrule", *body]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])

@@ -10,11 +10,8 @@ from perlclip.report.collect import Collected, collect, name_of
 from perlclip.report.figures import Drawing, drawings
 from perlclip.report.page import page, plain_table
 from perlclip.report.paper import slips
-from perlclip.report.text import comma_separated, latex, markdown
+from perlclip.report.text import aligned, comma_separated, latex, markdown, runs_csv
 from perlclip.report.views import Section, section
-from perlclip.runs import Record
-from perlclip.tables import markdown as plain_markdown
-from perlclip.tables import runs_csv
 
 TITLE = "Results"
 Parts = Sequence[tuple[Section, Sequence[Drawing]]]
@@ -41,18 +38,17 @@ def write_report(folders: Sequence[Path], out: Path) -> Report:
         for drawing in figures:
             contents[out / "figures" / f"{drawing.name}.png"] = drawing.png
             contents[out / "figures" / f"{drawing.name}.svg"] = drawing.svg
-    contents[out / "runs.csv"] = runs_csv([_filled(record) for record in found.complete])
+    contents[out / "runs.csv"] = runs_csv(found.complete)
     contents[out / "report.md"] = _markdown(found, parts)
     contents[out / "index.html"] = _html(found, parts)
     write_files({path: text.encode() if isinstance(text, str) else text for path, text in contents.items()})
-    heads = [f"## {one.title}\n\n{markdown(one.summary)}" for one in sections if one.summary.lines]
-    return Report(list(contents), "\n".join([*heads, _counts(found)]))
+    return Report(list(contents), "\n".join([*map(_head, sections), _counts(found)]))
 
 
-def _filled(record: Record) -> Record:
-    """With what older records lack."""
-    metrics = {test: {"step_accuracy": [], **numbers} for test, numbers in record["metrics"].items()}
-    return {"memory": {}, **record, "metrics": metrics}
+def _head(one: Section) -> str:
+    """The averages, without the tables of single sets."""
+    shown = [table for table in (one.summary, *(table for _, table in one.ablations)) if table.lines]
+    return "\n".join([f"## {one.title}\n", *(f"### {table.title}\n\n{markdown(table)}" for table in shown)])
 
 
 def _counts(found: Collected) -> str:
@@ -103,7 +99,7 @@ def _markdown(found: Collected, parts: Parts) -> str:
             lines += [markdown(table).rstrip(), *(["</details>"] * (not alone))]
     slipped = _slips(parts)
     if slipped:
-        lines += ["## Slips in the paper", ABOUT_SLIPS, plain_markdown(SLIPS, slipped).rstrip()]
+        lines += ["## Slips in the paper", ABOUT_SLIPS, aligned(SLIPS, slipped).rstrip()]
     return "\n\n".join(lines) + "\n"
 
 
