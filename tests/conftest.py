@@ -1,6 +1,7 @@
 """Small CLIP folders in Hugging Face's format with random weights, and image trees drawn on the spot."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,9 @@ from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPToken
 
 import perlclip
 from tests.plain import byte_vocabulary
+
+# Whoever starts the tests in the background has Ctrl-C ignored, and the tests of Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Sizes differ in everything that could be hard-coded: widths, heads, depths, patch, image, context, activation.
 SIZES = {

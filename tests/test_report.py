@@ -1,5 +1,6 @@
 """The report: numbers recomputed by hand, marks, the paper beside ours, intervals, and that all files agree."""
 
+import base64
 import csv
 import json
 import re
@@ -418,12 +419,145 @@ def test_slips_are_listed_where_the_papers_numbers_are(real, store, tmp_path):
         assert "Slips" not in (tmp_path / "toy-out" / name).read_text()
 
 
+# ---- what an analysis found ----
+
+BASE, NOVEL = "base-to-novel: base", "base-to-novel: novel (fast, 1 shot, org/clip_b)"
+CURVES = {  # setting, data set: of accuracy and of Brier score
+    (BASE, "a"): ([60.0, 61.2345, 62.0], [0.51, 0.5, 0.49]), (BASE, "b"): ([50.0, 49.0, 48.0], [0.6, 0.61, 0.62]),
+    (NOVEL, "a"): ([40.0, 41.0], [0.8, 0.7]),
+}  # fmt: skip
+
+
+def curve(mean: list[float]) -> dict[str, list[float]]:
+    return {"mean": mean, "low": [m - 0.25 for m in mean], "high": [m + 0.25 for m in mean]}
+
+
+def analysis_files(folder: Path, conditions: tuple[str, ...] = ("fast, 16 shots, tiny",)) -> Path:
+    """What `perlclip analyze STORE` writes, as far as a report reads it."""
+    sets: dict = {}
+    for (setting, dataset), curves in CURVES.items():
+        found = {name: curve(mean) for name, mean in zip(("accuracy", "brier"), curves, strict=True)}
+        sets.setdefault(setting, {})[dataset] = found
+    averages = {
+        setting: {
+            name: curve([mean(values) for values in zip(*(one[name]["mean"] for one in found.values()), strict=True)])
+            for name in ("accuracy", "brier")
+        }
+        for setting, found in sets.items()
+    }
+    numbers = {
+        "conditions": conditions, "images_a_set": 50, "metrics": {"accuracy": "accuracy, %", "brier": "Brier score"},
+        "averages": averages, "sets": sets,
+    }  # fmt: skip
+    folder.mkdir(parents=True)
+    (folder / "settings.json").write_text(json.dumps(numbers))
+    for stem in ("settings", "sets-base-to-novel-base", "sets-base-to-novel-novel-fast-1-shot-org-clip_b"):
+        (folder / f"{stem}.png").write_bytes(b"\x89PNG" + stem.encode())
+        (folder / f"{stem}.svg").write_text(
+            f"<?xml version='1.0'?><svg xmlns='http://w3.org/svg'><!-- {stem} --></svg>"
+        )
+    return folder
+
+
+def test_an_analysis_becomes_a_section(store, tmp_path):
+    write_report([store], tmp_path / "out", analysis=[analysis_files(tmp_path / "analysis")])
+    text = (tmp_path / "out" / "report.md").read_text()
+    section = text.split("## Dynamics of iterative reasoning\n")[1]
+    assert "PERL's runs: fast, 16 shots, tiny." in section and "the rest of up to 50 images" in section
+    (table,) = markdown_tables(section)
+    assert table[0] == ["setting", "sets", "metric", "k = 0", "k = 1", "k = 2"]
+    assert table[2:] == [
+        [BASE, "2", "accuracy, %", "55", "55.12", "55"], [BASE, "2", "Brier score", "0.555", "0.555", "0.555"],
+        [NOVEL, "1", "accuracy, %", "40", "41", "–"], [NOVEL, "1", "Brier score", "0.8", "0.7", "–"],
+    ]  # fmt: skip
+    rows = list(csv.DictReader((tmp_path / "out" / "tables" / "dynamics.csv").open()))
+    assert len(rows) == 2 * (3 + 3 + 3 + 2 + 2)
+    found = {(r["setting"], r["dataset"], r["metric"], r["step"]): (r["mean"], r["low"], r["high"]) for r in rows}
+    assert found[BASE, "a", "accuracy", "1"] == ("61.2345", "60.9845", "61.4845")
+    assert found[BASE, "mean", "accuracy", "1"][0] == "55.11725"
+
+
+def test_the_figures_of_an_analysis_are_taken_over_and_single_sets_folded(store, tmp_path):
+    source = analysis_files(tmp_path / "analysis")
+    write_report([store], tmp_path / "out", analysis=[source])
+    text, page = ((tmp_path / "out" / name).read_text() for name in ("report.md", "index.html"))
+    for path in (*source.glob("*.png"), *source.glob("*.svg")):
+        assert (tmp_path / "out" / "figures" / f"dynamics-{path.name}").read_bytes() == path.read_bytes()
+    open_page, folded_page = page.split("<details><summary>Set by set: 2 figures</summary>")
+    folded_text = "".join(re.findall(r"<details>.*?</details>", text, re.DOTALL))
+    for path in source.glob("*.svg"):
+        encoded, folded = base64.b64encode(path.read_bytes()).decode(), path.stem != "settings"
+        assert (encoded in open_page, encoded in folded_page.split("</details>")[0]) == (not folded, folded)
+        link = f"](figures/dynamics-{path.stem}.png)"
+        assert link in text and (link in folded_text) is folded
+    for written in (folded_text, folded_page):
+        assert f"{BASE}, set by set (2 data sets)." in written and f"{NOVEL}, set by set (1 data set)." in written
+
+
+def test_the_table_of_an_analysis_can_be_sorted(store, tmp_path):
+    write_report([store], tmp_path / "out", analysis=[analysis_files(tmp_path / "analysis")])
+    page = (tmp_path / "out" / "index.html").read_text().split('<section id="dynamics">')[1]
+    assert page.count("<th scope=col><button type=button>") == 6
+    assert '<td data-v="55.12">55.12</td>' in page and page.count("<td>–</td>") == 2, "what is missing stays last"
+
+
+def test_several_analyses_are_told_apart(store, tmp_path):
+    folders = [analysis_files(tmp_path / name, (f"{name}, 16 shots, tiny",)) for name in ("fast", "extended")]
+    write_report([store], tmp_path / "out", analysis=folders)
+    page = (tmp_path / "out" / "index.html").read_text()
+    for name, title in (("dynamics", "fast"), ("dynamics-2", "extended")):
+        title = f"Dynamics of iterative reasoning: {title}, 16 shots, tiny"
+        assert f'<a href="#{name}">{title}</a>' in page and f'<section id="{name}">\n<h2>{title}</h2>' in page
+        assert f"## {title}\n" in (tmp_path / "out" / "report.md").read_text()
+        assert (tmp_path / "out" / "figures" / f"{name}-settings.png").exists()
+        assert (tmp_path / "out" / "tables" / f"{name}.tex").exists()
+
+
+def rewrite(folder: Path, change) -> None:
+    damage(folder / "settings.json", change)
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (lambda folder: (folder / "settings.json").unlink(), "holds no analysis of a store: there is no settings.json"),
+        (lambda folder: (folder / "settings.json").write_text('{"averages"'), "settings.json is damaged or of another"),
+        (lambda folder: (folder / "settings.json").write_text("[1]"), "settings.json is damaged or of another version"),
+        (lambda folder: rewrite(folder, lambda n: n.pop("metrics")), "settings.json is damaged or of another version"),
+        (lambda folder: rewrite(folder, lambda n: n["sets"].pop(BASE)), "settings.json is damaged or of another"),
+        (lambda folder: rewrite(folder, lambda n: n["sets"][BASE].clear()), "settings.json is damaged or of another"),
+        (lambda folder: rewrite(folder, lambda n: n["averages"].clear()), "settings.json is damaged or of another"),
+        (
+            lambda folder: rewrite(folder, lambda n: n["sets"][BASE]["b"]["brier"]["low"].pop()),
+            "settings.json is damaged or of another version",
+        ),
+        (
+            lambda folder: rewrite(folder, lambda n: n["averages"][BASE]["brier"].update(mean=["x"] * 3)),
+            "settings.json is damaged or of another version",
+        ),
+        (lambda folder: (folder / "settings.svg").unlink(), "settings.svg is missing or damaged"),
+        (lambda folder: (folder / "settings.png").write_bytes(b""), "settings.png is missing or damaged"),
+    ],
+)
+def test_a_broken_analysis_is_refused_before_anything_is_written(store, tmp_path, harm, sentence):
+    folder = analysis_files(tmp_path / "analysis")
+    harm(folder)
+    assert sentence in fails("report", store, "--analysis", folder, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_analysis_is_one_sentence(store, tmp_path):
+    assert "nowhere holds no analysis of a store" in fails(
+        "report", store, "--analysis", tmp_path / "nowhere", "--out", tmp_path / "out"
+    )
+
+
 # ---- files ----
 
 
 @pytest.fixture
 def out(real, store, tmp_path) -> Path:
-    """Both suites, an ablation, shots and transfer in one report."""
+    """Both suites, an ablation, shots, transfer and an analysis in one report."""
     for steps in (1, 2):
         put(store, identity("base-to-novel", "a", "perl", 1, settings=(("steps", steps),)), {"base": 60, "novel": 60})
     for shots in (1, 4):
@@ -431,7 +565,7 @@ def out(real, store, tmp_path) -> Path:
     put(store, identity("domain-shift", "toybox", "perl"), {"toybox": 50, "toybox_v2": 60})
     one = identity("base-to-novel", "b", "mmrl", 2)
     Store(store).write(one, failed_record(one, RuntimeError("<no memory>")))
-    write_report([store, real], tmp_path / "out")
+    write_report([store, real], tmp_path / "out", analysis=[analysis_files(tmp_path / "analysis")])
     return tmp_path / "out"
 
 
@@ -441,7 +575,7 @@ def test_all_files_are_there(out):
     figures = {path.name for path in (out / "figures").iterdir()}
     for stem in (f"{toy}-parameters", f"{toy}-ablation-steps-fast", "few-shot-toybox-tiny-float32-shots"):
         assert {f"{stem}.png", f"{stem}.svg"} <= figures
-    assert len(figures) == 8, "and the real suite's parameters"
+    assert len([name for name in figures if not name.startswith("dynamics-")]) == 8, "and the real suite's parameters"
     rows = list(csv.DictReader((out / "runs.csv").open()))
     assert len(rows) == len(NUMBERS) + 2 + 2 + 1 + 44
     text = (out / "report.md").read_text()
@@ -461,7 +595,16 @@ def plain(text: str) -> str:
     return re.sub(r"\*\*|</?\w+[^>]*>", "", text).strip()
 
 
-LATEX = {r"$\pm$": "±", "$-$": "−", r"$\times$": "×", r"$\dagger$": "†", "--": "–", r"$\Delta$": "Δ", r"\_": "_"}
+LATEX = {
+    r"$\pm$": "±",
+    "$-$": "−",
+    r"$\times$": "×",
+    r"$\dagger$": "†",
+    "--": "–",
+    r"$\Delta$": "Δ",
+    r"\_": "_",
+    r"\%": "%",
+}
 
 
 def unescaped(text: str) -> str:
@@ -520,6 +663,8 @@ def test_markdown_latex_html_and_csv_show_the_same_numbers(out):
         ]
         joined = [[row[0] for row in blocks[0]], *(c for block in blocks for c in list(zip(*block, strict=True))[1:])]
         assert json.dumps([list(row) for row in zip(*joined, strict=True)]) in in_page
+        if path.stem == "dynamics":
+            continue  # its CSV has every number, a line each
         rows = list(csv.DictReader(path.with_suffix(".csv").open()))
         assert [row["label"] for row in rows] == joined[0][1:]
         for column in joined[1:]:
@@ -559,14 +704,14 @@ def test_the_page_needs_nothing_else(out):
     page.feed(text)
     assert not page.open and len(page.ids) == len(set(page.ids))
     anchors = {link[1:] for link in page.links if link.startswith("#")}
-    assert anchors <= set(page.ids) and len(anchors) == 5, "all, and four studies"
+    assert anchors <= set(page.ids) and len(anchors) == 6, "all, four studies and the analysis"
     assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in page.links)
     assert "http" not in text and "@import" not in text and "<script>" in text
     assert "RuntimeError: &lt;no memory&gt;" in text
 
 
 def test_the_same_records_give_the_same_bytes(out, real, store, tmp_path):
-    write_report([store, real], tmp_path / "again")
+    write_report([store, real], tmp_path / "again", analysis=[tmp_path / "analysis"])
     first, again = ({p.relative_to(d): p.read_bytes() for p in d.rglob("*.*")} for d in (out, tmp_path / "again"))
     assert first == again and len(first) > 20
 

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.analysis.dynamics import logit_steps, require_perl, text_steps
+from perlclip.backbone.tower import Rows
 from perlclip.errors import unknown_name
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
@@ -45,7 +46,11 @@ def split_layer(method: Perl) -> Iterator[list[Tensor]]:
     depth, vision = method.config.depths[0], method.backbone.vision
     caught: list[Tensor] = []
     module = vision.blocks[depth - 1] if depth else vision.embed
-    hook = module.register_forward_hook(lambda _module, _inputs, x_BND: caught.append(x_BND))
+
+    def catch(_module: nn.Module, _inputs: object, out: Tensor | Rows) -> None:
+        caught.append(out.x_BND if isinstance(out, Rows) else out)
+
+    hook = module.register_forward_hook(catch)
     try:
         yield caught
     finally:

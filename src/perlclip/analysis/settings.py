@@ -7,6 +7,7 @@ of each test set, chunk by chunk as for one data set.
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,13 @@ from perlclip.analysis.chunks import measure_all, spread
 from perlclip.analysis.dynamics import METRICS, Z95, Curve, curves
 from perlclip.analysis.figures import Drawing, draw_curves
 from perlclip.analysis.page import figure, page
-from perlclip.analysis.study import curve_rows, pictures, slug, table
+from perlclip.analysis.study import pictures, table
 from perlclip.backbone import Backbone, load_backbone
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
 from perlclip.files import require_writable, write_files
 from perlclip.protocols import PARTS, PROTOCOLS, SUITES, Test
+from perlclip.report.dynamics import FILE, LONG, TITLE, Dynamics, dynamics_markdown
 from perlclip.runs import RECORD, Record, Store
 
 IMAGES = 200  # of each test set, for what is not in the records
@@ -71,15 +73,22 @@ def analyze_store(
         raise PerlclipError(f"{store} holds no complete run of perl under base-to-novel, cross-dataset or domain-shift")
     require_writable(out)
     places = {json.dumps(record["run"]): path for path, record in _paths(store)}
-    several = len({_condition(record) for record in records}) > 1
+    conditions = sorted({_condition(record) for record in records})
     shared = Shared(device, root)
     tested: list[Tested] = []
     for record in records:
         folder = _adapter_folder(places[json.dumps(record["run"])], record)
-        tested += _tests(record, folder, shared, out, images=images, workers=workers, several=several)
+        tested += _tests(record, folder, shared, out, images=images, workers=workers, several=len(conditions) > 1)
     sets = _per_set(tested)
     averages = {setting: _average(list(found.values())) for setting, found in sets.items()}
-    _write(sets, averages, out, images)
+    found = Dynamics(
+        conditions=conditions,
+        images_a_set=images,
+        metrics={metric.name: metric.title for metric in METRICS},
+        averages={setting: _numbers(curves) for setting, curves in averages.items()},
+        sets={setting: {name: _numbers(one) for name, one in curves.items()} for setting, curves in sets.items()},
+    )
+    _write(found, [averages, *sets.values()], out)
     return averages
 
 
@@ -177,62 +186,26 @@ def _average(sets: Sequence[Curves]) -> Curves:
 # ---- files ----
 
 
-def _write(sets: dict[str, dict[str, Curves]], averages: dict[str, Curves], out: Path, images: int) -> None:
-    overall = draw_curves("settings", averages)
-    each = {setting: draw_curves(f"sets-{slug(setting)}", found) for setting, found in sets.items()}
-    rows = [[setting, "mean", *row] for setting, found in averages.items() for row in curve_rows(found)]
-    rows += [
-        [setting, dataset, *row]
-        for setting, found in sets.items()
-        for dataset, one in found.items()
-        for row in curve_rows(one)
-    ]
-    numbers = {
-        "images_a_set": images,
-        "averages": {
-            setting: {name: asdict(curve) for name, curve in found.items()} for setting, found in averages.items()
-        },
-    }
+def _write(found: Dynamics, groups: Sequence[dict[str, Curves]], out: Path) -> None:
+    drawings = [draw_curves(name, group) for name, group in zip(found.figures, groups, strict=True)]
     write_files(
         {
-            out / "settings.csv": table(["setting", "dataset", "metric", "step", "mean", "low", "high"], rows),
-            **pictures(out, [overall, *each.values()]),
-            out / "settings.json": (json.dumps(numbers, indent=1, ensure_ascii=False) + "\n").encode(),
-            out / "section.md": _section(sets, averages, images).encode(),
-            out / "index.html": _page(overall, each, sets, images).encode(),
+            out / "settings.csv": table(LONG, found.long()),
+            **pictures(out, drawings),
+            out / "section.md": ("\n\n".join(dynamics_markdown(TITLE, found)) + "\n").encode(),
+            out / "index.html": _page(found, drawings).encode(),
+            out / FILE: found.content(),
         }
     )
 
 
-def _note(images: int) -> str:
-    return (
-        f"Accuracy is of all test images, as recorded; the rest of up to {images} images of each test set. Bands are "
-        "95 %: for averages those of the change since step 0, over data sets; for single sets over images. Seeds are "
-        "averaged."
-    )
+def _numbers(found: Curves) -> dict[str, dict[str, list[float]]]:
+    return {metric.name: asdict(found[metric.name]) for metric in METRICS}
 
 
-def _section(sets: dict[str, dict[str, Curves]], averages: dict[str, Curves], images: int) -> str:
-    """For a report in Markdown to take in."""
-    lines = ["## Dynamics of iterative reasoning", "", _note(images), "", "![averages](settings.png)", ""]
-    lines += ["| setting | sets | metric | " + " | ".join(f"k = {k}" for k in range(_steps(averages))) + " |"]
-    lines += ["| --- " * (3 + _steps(averages)) + "|"]
-    for setting, found in averages.items():
-        for metric in METRICS:
-            cells = " | ".join(f"{value:.4g}" for value in found[metric.name].mean)
-            lines.append(f"| {setting} | {len(sets[setting])} | {metric.title} | {cells} |")
-    lines += ["", *(f"![{setting}](sets-{slug(setting)}.png)" for setting in sets), ""]
-    return "\n".join(lines)
-
-
-def _steps(averages: dict[str, Curves]) -> int:
-    return max(len(found["accuracy"].mean) for found in averages.values())
-
-
-def _page(overall: Drawing, each: dict[str, Drawing], sets: dict[str, dict[str, Curves]], images: int) -> str:
-    title = "Dynamics of iterative reasoning"
-    body = [f"<h1>{title}</h1>", f"<p class=about>{_note(images)}</p>", "<h2>Averages over data sets</h2>"]
-    body.append(figure(overall, "Each setting's mean over its data sets at every step."))
-    for setting, drawn in each.items():
-        body += [f"<h2>{setting}</h2>", figure(drawn, f"The {len(sets[setting])} data sets one by one.")]
-    return page(title, body)
+def _page(found: Dynamics, drawings: Sequence[Drawing]) -> str:
+    body = [f"<h1>{TITLE}</h1>", f"<p class=about>{escape(found.note)}</p>"]
+    headings = ["Averages over data sets", *found.sets]
+    for heading, drawn in zip(headings, drawings, strict=True):
+        body += [f"<h2>{escape(heading)}</h2>", figure(drawn, found.figures[drawn.name])]
+    return page(TITLE, body)

@@ -160,7 +160,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     return buffer.getvalue().encode()
 
 
-def curve_rows(found: dict[str, Curve]) -> Iterable[list[Any]]:
+def _curve_rows(found: dict[str, Curve]) -> Iterable[list[Any]]:
     """metric, step, mean, low, high."""
     for metric in METRICS:
         if metric.name in found:
@@ -191,10 +191,10 @@ def _write(study: Study, out: Path) -> None:
     for transition in study.counts:
         cases = [case for case in study.cases if case.transition == transition]
         if cases:
-            grids.append(draw_grid(f"cases-{slug(transition)}", cases))
+            grids.append(draw_grid(f"cases-{transition.replace('→', '-to-')}", cases))
     head = [f"q{round(100 * q):02}" for q in QUANTILES]
     contents = {
-        out / "curves.csv": table(["metric", "step", "mean", "low", "high"], curve_rows(study.curves)),
+        out / "curves.csv": table(["metric", "step", "mean", "low", "high"], _curve_rows(study.curves)),
         out / "drift.csv": table(["transition", "images", "step", "mean", *head], _drift_rows(study.drift)),
         out / "images.csv": table(
             ["image", "step", "label", *(name.removesuffix("_KB") for name in _PER_IMAGE)], _image_rows(study.found)
@@ -211,11 +211,6 @@ def pictures(folder: Path, drawings: Iterable[Drawing]) -> dict[Path, bytes]:
     """Each as PNG and SVG."""
     kinds = ("png", "svg")
     return {folder / f"{drawn.name}.{kind}": getattr(drawn, kind) for drawn in drawings for kind in kinds}
-
-
-def slug(text: str) -> str:
-    """For file names."""
-    return text.replace("→", "-to-").replace(": ", "-").replace(" ", "-")
 
 
 def _json(value: Any) -> bytes:

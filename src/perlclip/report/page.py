@@ -5,8 +5,9 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from perlclip.report.dynamics import Chapter
 from perlclip.report.figures import Drawing
-from perlclip.report.tables import OUTSIDE, Table
+from perlclip.report.tables import MISSING, OUTSIDE, Table
 from perlclip.report.text import texts
 from perlclip.report.views import Section
 
@@ -42,6 +43,7 @@ tbody th { font-weight: 400; } tr.perl th, tr.perl td { background: var(--tint);
 td small { color: var(--soft); font-size: .82em; } td em { color: var(--flag); font-style: normal; font-weight: 600; }
 .figures { display: flex; flex-wrap: wrap; align-items: flex-start; gap: 1rem 1.5rem; }
 figure { margin: 1rem 0; flex: 1 1 26rem; max-width: 36rem; } figcaption { color: var(--soft); font-size: .85rem; }
+.wide figure { max-width: 62rem; }
 figure img { width: 100%; background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: .6rem; }
 summary { cursor: pointer; color: var(--accent); margin: .8rem 0; }
 .warning { border-left: 4px solid var(--flag); padding: .3rem 1rem .3rem 1.2rem; background: var(--tint); }
@@ -62,17 +64,17 @@ for (const head of document.querySelectorAll("thead th")) head.firstElementChild
   const body = head.closest("table").tBodies[0];
   const key = row => row.cells[head.cellIndex].dataset.v;
   const order = (a, b) => a === undefined || b === undefined ? (a === undefined) - (b === undefined)
-    : (rising ? 1 : -1) * (isNaN(a) ? a.localeCompare(b) : a - b);
+    : (rising ? 1 : -1) * (isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b);
   body.append(...[...body.rows].sort((a, b) => order(key(a), key(b))));
 });
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(d => d.open = true));
 """
 
 
-def page(title: str, head: str, parts: Sequence[tuple[Section, Sequence[Drawing]]], tail: str) -> str:
-    """`head` and `tail` are HTML of what is said before and after the sections."""
-    links = [f'<a href="#{escape(section.study.name)}">{escape(section.short)}</a>' for section, _ in parts]
-    body = "\n".join(_section(section, drawings) for section, drawings in parts)
+def page(title: str, head: str, parts: Sequence[tuple[str, str, str]], tail: str) -> str:
+    """`parts` are name, short title and HTML of the sections; `head` and `tail` HTML of what stands around them."""
+    links = [f'<a href="#{escape(name)}">{escape(short)}</a>' for name, short, _ in parts]
+    body = "\n".join(f'<section id="{escape(name)}">\n{html}\n</section>' for name, _, html in parts)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -95,8 +97,9 @@ def page(title: str, head: str, parts: Sequence[tuple[Section, Sequence[Drawing]
 """
 
 
-def _section(section: Section, drawings: Sequence[Drawing]) -> str:
-    parts = [f'<section id="{escape(section.study.name)}">\n<h2>{escape(section.title)}</h2>']
+def study_html(section: Section, drawings: Sequence[Drawing]) -> str:
+    """A study: what is said about it, averages, figures, and set by set."""
+    parts = [f"<h2>{escape(section.title)}</h2>"]
     parts.append(f"<p>{escape(section.sentences[0])}</p>\n<p class=about>{escape(' '.join(section.sentences[1:]))}</p>")
     parts += [f"<p class=warning>{escape(note)}</p>" for note in section.notes]
     parts += [table_html(section.summary)] if section.summary.lines else []
@@ -106,7 +109,16 @@ def _section(section: Section, drawings: Sequence[Drawing]) -> str:
     if len(sets) > 1:
         sets = [f"<details><summary>Set by set: {len(sets)} tables</summary>", *sets, "</details>"]
     parts += sets
-    return "\n".join([*parts, "</section>"])
+    return "\n".join(parts)
+
+
+def dynamics_html(chapter: Chapter) -> str:
+    """An analysis: what was measured, averages as table and figure, and set by set."""
+    found, (averages, *each) = chapter.found, map(_figure, chapter.drawings)
+    parts = [f"<h2>{escape(chapter.title)}</h2>", f"<p class=about>{escape(found.note)}</p>"]
+    parts += [plain_table(found.head, found.rows), f"<div class=wide>{averages}"]
+    parts += [f"<details><summary>Set by set: {len(each)} figures</summary>", *each, "</details></div>"]
+    return "\n".join(parts)
 
 
 def _figure(drawing: Drawing) -> str:
@@ -129,20 +141,23 @@ def table_html(table: Table) -> str:
         perl = " class=perl" if line.row.method == "perl" and not line.row.settings else ""
         key = label if line.setting is None else i  # settings are in order already
         rows.append(f'<tr{perl}><th scope=row data-v="{escape(str(key))}">{escape(label)}</th>{columns}</tr>')
-    body = "\n".join(rows)
-    return (
-        f'<h3 id="{escape(table.name)}">{escape(table.title)}</h3>\n'
-        f"<div class=scroll><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
-    )
+    return f'<h3 id="{escape(table.name)}">{escape(table.title)}</h3>\n{_scrolled("", heads, rows)}'
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Words in rows and columns."""
-    lines = [
-        "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in row) + "</tr>"
-        for tag, row in [("th", head), *(("td", row) for row in rows)]
-    ]
-    return "<div class=scroll><table class=words>\n{}\n</table></div>".format("\n".join(lines))
+    """Words in rows and columns, whose headers sort as well."""
+    heads = "".join(f"<th scope=col><button type=button>{escape(text)}</button></th>" for text in head)
+    return _scrolled(" class=words", heads, [f"<tr>{''.join(map(_word, row))}</tr>" for row in rows])
+
+
+def _scrolled(kind: str, heads: str, rows: Sequence[str]) -> str:
+    body = "\n".join(rows)
+    return f"<div class=scroll><table{kind}>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+
+
+def _word(text: str) -> str:
+    sort = "" if text in ("", MISSING) else f' data-v="{escape(text)}"'
+    return f"<td{sort}>{escape(text)}</td>"
 
 
 def _cell(main: str, rest: str, mark: str, value: float | None, kind: str) -> str:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from perlclip.report.tables import OUTSIDE, Cell, Column, Table, beside, number
@@ -49,6 +49,15 @@ def texts(table: Table) -> list[tuple[str, list[tuple[str, str, str]]]]:
 
 
 # ---- CSV ----
+
+
+def plain_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Any table at full precision."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return file.getvalue()
 
 
 def comma_separated(table: Table) -> str:
@@ -125,10 +134,20 @@ def escaped(text: str) -> str:
 def latex(table: Table) -> str:
     r"""A `table` with \label{tab:NAME} that needs only booktabs; what is too wide goes on below."""
     blocks = "\n\\par\\medskip\n".join(_tabular(table, block) for block in _blocks(table))
-    caption = escaped(" ".join([table.caption, "; ".join(_legend(table)) + "."]))
+    return _floating(table.name, " ".join([table.caption, "; ".join(_legend(table)) + "."]), blocks)
+
+
+def plain_latex(name: str, caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Any table of words."""
+    return _floating(
+        name, caption, _ruled("l" * len(header), [[escaped(cell) for cell in row] for row in (header, *rows)])
+    )
+
+
+def _floating(name: str, caption: str, body: str) -> str:
     return (
         "\\begin{table}[htbp]\n\\centering\n\\scriptsize\n\\setlength{\\tabcolsep}{2pt}\n"
-        f"\\caption{{{caption}}}\n\\label{{tab:{table.name}}}\n\\smallskip\n{blocks}\n\\end{{table}}\n"
+        f"\\caption{{{escaped(caption)}}}\n\\label{{tab:{name}}}\n\\smallskip\n{body}\n\\end{{table}}\n"
     )
 
 
@@ -173,7 +192,12 @@ def _tabular(table: Table, columns: list[int]) -> str:
                 *(f"{_LATEX[m].format(escaped(main))} {escaped(rest)}".rstrip() for main, rest, m in chosen),
             ]
         )
-    head, *body = (" & ".join(row) + r" \\" for row in rows)
     alignment = "".join("r" if table.columns[c].kind in ("count", "ratio") else "l" for c in columns)
-    lines = [rf"\begin{{tabular}}{{@{{}}l{alignment}@{{}}}}", r"\toprule", head, r"\midrule", *body]
+    return _ruled(f"l{alignment}", rows)
+
+
+def _ruled(alignment: str, rows: Sequence[Sequence[str]]) -> str:
+    """A `tabular`, its first row the header."""
+    head, *body = (" & ".join(row) + r" \\" for row in rows)
+    lines = [rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}", r"\toprule", head, r"\midrule", *body]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from pathlib import Path
 
 from perlclip.files import write_files
 from perlclip.report.collect import Collected, collect, name_of
+from perlclip.report.dynamics import LONG, Chapter, chapters, dynamics_markdown
 from perlclip.report.figures import Drawing, drawings
-from perlclip.report.page import page, plain_table
+from perlclip.report.page import dynamics_html, page, plain_table, study_html
 from perlclip.report.paper import slips
-from perlclip.report.text import aligned, comma_separated, latex, markdown, runs_csv
+from perlclip.report.text import aligned, comma_separated, latex, markdown, plain_csv, plain_latex, runs_csv
 from perlclip.report.views import Section, section
 
 TITLE = "Results"
@@ -25,22 +27,28 @@ class Report:
     summary: str
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Report:
-    """Report on all runs below the folders. The same records give the same bytes."""
-    found = collect(folders)
+def write_report(folders: Sequence[Path], out: Path, *, analysis: Sequence[Path] = ()) -> Report:
+    """Report on all runs below the folders, with what `analyze_store` wrote. The same files give the same bytes."""
+    found, analyses = collect(folders), chapters(analysis)
     sections = [section(study) for study in found.studies]
     parts = [(one, drawings(one)) for one in sections]
     contents: dict[Path, str | bytes] = {}
-    for one, figures in parts:
+    for one in sections:
         for table in one.tables:
             contents[out / "tables" / f"{table.name}.csv"] = comma_separated(table)
             contents[out / "tables" / f"{table.name}.tex"] = latex(table)
-        for drawing in figures:
-            contents[out / "figures" / f"{drawing.name}.png"] = drawing.png
-            contents[out / "figures" / f"{drawing.name}.svg"] = drawing.svg
+    for chapter in analyses:
+        name, numbers = chapter.name, chapter.found
+        contents[out / "tables" / f"{name}.csv"] = plain_csv(LONG, numbers.long())
+        contents[out / "tables" / f"{name}.tex"] = plain_latex(
+            name, f"{chapter.title}. {numbers.note}", numbers.head, numbers.rows
+        )
+    for drawing in chain(*(figures for _, figures in parts), *(chapter.drawings for chapter in analyses)):
+        contents[out / "figures" / f"{drawing.name}.png"] = drawing.png
+        contents[out / "figures" / f"{drawing.name}.svg"] = drawing.svg
     contents[out / "runs.csv"] = runs_csv(found.complete)
-    contents[out / "report.md"] = _markdown(found, parts)
-    contents[out / "index.html"] = _html(found, parts)
+    contents[out / "report.md"] = _markdown(found, parts, analyses)
+    contents[out / "index.html"] = _html(found, parts, analyses)
     write_files({path: text.encode() if isinstance(text, str) else text for path, text in contents.items()})
     return Report(list(contents), "\n".join([*map(_head, sections), _counts(found)]))
 
@@ -83,7 +91,7 @@ SLIPS = ("table", "method", "set", "metric", "printed", "expected", "why")
 ABOUT_SLIPS = "Cells of the paper's tables that contradict others; beside our numbers they stand as printed."
 
 
-def _markdown(found: Collected, parts: Parts) -> str:
+def _markdown(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> str:
     lines = [f"# {TITLE}", _counts(found)]
     lines += ["\n".join(f"- {escape(trouble, quote=False)}" for trouble in _troubles(found))] * bool(_troubles(found))
     for one, figures in parts:
@@ -97,15 +105,19 @@ def _markdown(found: Collected, parts: Parts) -> str:
         for table in one.sets:
             lines += [f"### {table.title}" if alone else f"<details><summary>{table.title}</summary>"]
             lines += [markdown(table).rstrip(), *(["</details>"] * (not alone))]
+    for chapter in analyses:
+        lines += dynamics_markdown(chapter.title, chapter.found, f"figures/{chapter.name}-")
     slipped = _slips(parts)
     if slipped:
         lines += ["## Slips in the paper", ABOUT_SLIPS, aligned(SLIPS, slipped).rstrip()]
     return "\n\n".join(lines) + "\n"
 
 
-def _html(found: Collected, parts: Parts) -> str:
+def _html(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> str:
     troubles = "".join(f"<li>{escape(trouble)}</li>" for trouble in _troubles(found))
     head = f"<p>{_counts(found)}</p>" + (f"<ul class=warning>{troubles}</ul>" if troubles else "")
     slipped = _slips(parts)
     tail = f"<h2>Slips in the paper</h2>\n<p>{ABOUT_SLIPS}</p>\n{plain_table(SLIPS, slipped)}" if slipped else ""
-    return page(f"perlclip: {TITLE.lower()}", head, parts, tail)
+    sections = [(one.study.name, one.short, study_html(one, figures)) for one, figures in parts]
+    sections += [(chapter.name, chapter.title, dynamics_html(chapter)) for chapter in analyses]
+    return page(f"perlclip: {TITLE.lower()}", head, sections, tail)

@@ -1,0 +1,57 @@
+"""The command line: `perlclip fit | predict | eval | methods | inspect | demo | bench | data | report
+| explain | analyze`.
+
+Only `click` is imported here and in the commands' modules at the top, so that `--help` answers at once. Errors of the
+user's are one sentence and exit code 1, wrong usage is 2, Ctrl-C is 130; `--debug` shows the traceback.
+"""
+
+from typing import Any
+
+import click
+
+import perlclip
+from perlclip.cli.adapters import eval_, inspect, methods, predict
+from perlclip.cli.look import analyze, explain
+from perlclip.cli.research import bench, data, demo, report
+from perlclip.cli.training import fit
+from perlclip.errors import PerlclipError
+
+
+class _Commands(click.Group):
+    """A group whose commands fail with one sentence."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        debug = ctx.params.get("debug", False)
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `| head` has seen enough; click ends quietly
+            raise
+        except (PerlclipError, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as error:
+            if debug or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
+                raise
+            click.echo(f"error: {_sentence(error)}", err=True)
+            ctx.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """torch has no class of its own for this on the CPU."""
+    return "memory" in str(error)
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, MemoryError | RuntimeError):
+        return f"out of memory: {str(error).splitlines()[0] if str(error) else 'no more to be had'}"
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return str(error) or "interrupted"
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.version_option(perlclip.__version__)
+def main(debug: bool) -> None:
+    """Adapt a frozen CLIP from a handful of images, and use what came out."""
+
+
+for command in (fit, predict, eval_, inspect, methods, bench, data, report, demo, explain, analyze):
+    main.add_command(command)

@@ -1,0 +1,167 @@
+"""Using adapters, and what there is to know of them and of methods: `perlclip predict | eval | inspect | methods`."""
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+import perlclip
+from perlclip.cli.common import (
+    FOLDER,
+    POSITIVE,
+    backbone_options,
+    console,
+    image_paths,
+    name_list,
+    table_of,
+    workers_option,
+)
+from perlclip.errors import PerlclipError
+
+
+@click.command()
+@click.argument("adapter", type=FOLDER)
+@click.argument("images", nargs=-1, required=True)
+@click.option("--top-k", type=POSITIVE, default=1, show_default=True, help="Labels for each image.")
+@click.option("--json", "form", flag_value="json", help="One JSON object a line.")
+@click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability.")
+@click.option("--class-names", type=FOLDER, help="Other classes than the adapter's: a name a line, or a JSON list.")
+@click.option("--template", help="Another prompt than the adapter's.")
+@click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
+@click.option("--batch-size", type=POSITIVE, default=32, show_default=True)
+@backbone_options
+def predict(
+    adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, class_names: Path | None,
+    template: str | None, backbone: str | None, batch_size: int, device: str, precision: str,
+) -> None:  # fmt: skip
+    """Label IMAGES: files, folders, or globs in quotes."""
+    from perlclip.progress import progress_bar
+
+    paths = image_paths(images)
+    names = name_list(class_names)
+    classifier = perlclip.Classifier.from_pretrained(
+        adapter, class_names=names, template=template, backbone=backbone, device=device, dtype=precision
+    )
+    write = _WRITERS[form]()
+    with progress_bar("predict", len(paths), show=not sys.stdout.isatty()) as bar:
+        predictions = classifier.predict_iter(paths, top_k=top_k, batch_size=batch_size)
+        for path, prediction in zip(paths, predictions, strict=True):
+            write(path, prediction.top)
+            bar()
+
+
+def _write_text() -> Any:
+    def write(path: Path, top: Sequence[tuple[str, float]]) -> None:
+        click.echo(f"{path}\t" + "\t".join(f"{label}\t{p:.4f}" for label, p in top))
+
+    return write
+
+
+def _write_json() -> Any:
+    def write(path: Path, top: Sequence[tuple[str, float]]) -> None:
+        labels = [{"label": label, "probability": p} for label, p in top]
+        click.echo(json.dumps({"image": str(path), **labels[0], "top": labels}, ensure_ascii=False))
+
+    return write
+
+
+def _write_csv() -> Any:
+    writer: Any = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["image", "rank", "label", "probability"])
+
+    def write(path: Path, top: Sequence[tuple[str, float]]) -> None:
+        writer.writerows((path, rank, label, f"{p:.6f}") for rank, (label, p) in enumerate(top, start=1))
+
+    return write
+
+
+_WRITERS: dict[str | None, Any] = {None: _write_text, "json": _write_json, "csv": _write_csv}
+
+
+@click.command("eval")
+@click.argument("adapter", type=FOLDER)
+@click.argument("data", type=FOLDER)
+@click.option("--split", help="train, val or test, where DATA is split.")
+@click.option(
+    "--class-names", type=FOLDER, help="Names for DATA's folders, as in fit; they replace the adapter's classes."
+)
+@click.option("--template", help="Another prompt than the adapter's.")
+@click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
+@click.option("--batch-size", type=POSITIVE, default=64, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The metrics as one JSON object.")
+@backbone_options
+@workers_option
+def eval_(
+    adapter: Path, data: Path, split: str | None, class_names: Path | None, template: str | None,
+    backbone: str | None, batch_size: int, as_json: bool, device: str, precision: str, workers: int,
+) -> None:  # fmt: skip
+    """Accuracy of ADAPTER on the labelled images of DATA."""
+    from perlclip.data import load_images, read_class_names
+    from perlclip.data.folder import match_classes
+    from perlclip.prompts import are_novel
+
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
+    names = read_class_names(class_names) if class_names else None
+    images = load_images(data, split=split, class_names=names, template=template or loaded.template)
+    if names is None:
+        images = match_classes(images, loaded.class_names)
+    novel = are_novel(images.class_names, loaded.class_names)
+    result = perlclip.evaluate(loaded.method, images, novel=novel, batch_size=batch_size, workers=workers)
+    if as_json:
+        click.echo(json.dumps(result.metrics(), ensure_ascii=False))
+    else:
+        _print_evaluation(result.metrics())
+
+
+def _print_evaluation(metrics: dict[str, Any]) -> None:
+    table = table_of("class", "accuracy %")
+    for name, accuracy in metrics["class_accuracy"].items():
+        table.add_row(name, f"{accuracy:.1f}")
+    console().print(table)
+    steps = metrics["step_accuracy"]
+    if len(steps) > 1:
+        click.echo("by step k = 0, 1, …: " + "  ".join(f"{accuracy:.1f}" for accuracy in steps))
+    click.echo(f"accuracy {metrics['accuracy']:.2f} % on {metrics['images']} images")
+
+
+@click.command()
+@click.argument("pattern", default="*")
+@click.option("--backbone", help="Count the parameters on this backbone instead of on ViT-B/16.")
+def methods(pattern: str, backbone: str | None) -> None:
+    """The methods there are, with their trained parameters."""
+    from perlclip.backbone.clip import vit_b16_shape
+    from perlclip.methods import method_class
+
+    loaded = perlclip.load_backbone(backbone) if backbone else vit_b16_shape()
+    table = table_of("method", "published", f"parameters on {loaded.name}", "trains", "where", "recipes")
+    for name in perlclip.list_methods(pattern):
+        cls = method_class(name)
+        recipes = ", ".join(perlclip.RECIPES.get(name, {})) or "–"
+        try:
+            count = f"{cls(loaded, cls.config_class()).num_trainable:,}"
+        except PerlclipError:  # defaults made for twelve blocks
+            count = "– (too few blocks)"
+        table.add_row(name, cls.venue, count, cls.summary, cls.where, recipes)
+    console().print(table)
+
+
+@click.command()
+@click.argument("adapter", type=FOLDER)
+@click.option("--json", "as_json", is_flag=True, help="The whole adapter_config.json.")
+def inspect(adapter: Path, as_json: bool) -> None:
+    """What an ADAPTER is, without loading its backbone."""
+    from perlclip.adapter import read_info
+    from perlclip.card import flat
+
+    info = read_info(adapter)
+    if as_json:
+        click.echo(json.dumps(info, indent=2, ensure_ascii=False))
+        return
+    table = table_of("what", "value")
+    for key, value in flat(info):
+        table.add_row(key, value)
+    console().print(table)

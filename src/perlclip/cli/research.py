@@ -1,0 +1,261 @@
+"""Comparing methods: `perlclip bench | data | report | demo`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import perlclip
+from perlclip.cli.common import BACKBONE, FOLDER, POSITIVE, SEED, backbone_options, method_settings, workers_option
+from perlclip.errors import PerlclipError
+
+if TYPE_CHECKING:
+    from perlclip.runs import Run, Store
+
+
+class _NumberLists(click.Command):
+    """A command where `--seeds 1 2 3` is `--seeds 1,2,3`: numbers after the option's value belong to it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words: list[str] = []
+        for word in args:
+            if words[-2:-1] in (["--seeds"], ["--shots"]) and word.replace(",", "").isdigit():
+                words[-1] += f",{word}"
+            else:
+                words.append(word)
+        return super().parse_args(ctx, words)
+
+
+def _names(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
+    """`a,b` and repeated options as one list; `all` as an empty one."""
+    words = [word.strip() for value in values for word in value.split(",")]
+    if not all(words):
+        raise click.BadParameter("a name is empty", ctx, param)
+    return [] if "all" in words else words
+
+
+def _numbers(kind: click.IntRange) -> Any:
+    """`1,2,3` and repeated options as one list."""
+
+    def parse(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[int]:
+        return [kind(word, param, ctx) for word in _names(ctx, param, values)]
+
+    return parse
+
+
+def _machine_options(command: Any) -> Any:
+    for option in (
+        click.option(
+            "--gpus-per-run", type=click.FloatRange(0, 1), metavar="SHARE",
+            help="With ray: 0.25 lets four runs share a GPU; if not given, one GPU each where there are any.",
+        ),
+        click.option("--address", default="", help="With ray: an existing cluster; else one for --jobs is started."),
+        click.option("--executor", default="local", show_default=True, help="local (processes) or ray (a cluster)."),
+        click.option("--jobs", type=POSITIVE, help="Runs at a time, in processes; if not given, one a GPU, or one."),
+        click.option(
+            "--data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="ROOT",
+            help="Folder that holds the data sets' folders, for --suite coop.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command(cls=_NumberLists)
+@click.argument("protocol")
+@click.option(
+    "--out",
+    type=FOLDER,
+    default=Path("perlclip-bench"),
+    show_default=True,
+    help="Folder for runs and tables; what is complete there is kept.",
+)
+@click.option("--suite", default="toybox", show_default=True, help="toybox, drawn on the spot, or coop, the real sets.")
+@click.option(
+    "--methods", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
+)
+@click.option(
+    "--datasets", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
+)
+@click.option(
+    "--seeds",
+    multiple=True,
+    default=["1,2,3"],
+    show_default=True,
+    callback=_numbers(SEED),
+    help="1,2,3 or 1 2 3 or repeated.",
+)
+@click.option(
+    "--recipe",
+    default="fast",
+    show_default=True,
+    help="fast, or original: the authors' own for the protocol (PERL keeps fast); see `perlclip methods`.",
+)
+@click.option(
+    "--shots",
+    multiple=True,
+    callback=_numbers(POSITIVE),
+    help="Training images of each class: 16, or for few-shot 1 2 4 8 16, if not given.",
+)
+@click.option("--backbone", default="", help=f"tiny for toybox and {BACKBONE} for coop, if not given.")
+@click.option(
+    "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for those of the methods that have it."
+)
+@click.option("--dry-run", is_flag=True, help="Only list the runs that would be done, with an estimate of time.")
+@_machine_options
+@backbone_options
+@workers_option
+def bench(
+    out: Path, methods: list[str], pairs: tuple[str, ...], dry_run: bool, executor: str, jobs: int | None,
+    device: str, data: Path | None, workers: int, address: str, gpus_per_run: float | None, **grid: Any,
+) -> None:  # fmt: skip
+    """Run PROTOCOL for several methods, data sets and seeds. The same command again goes on.
+
+    PROTOCOL is base-to-novel, cross-dataset, domain-shift, few-shot, or all, the first three of these; or for PERL
+    ablation-modality, -depth, -steps, -variant, -anchor or -rank, which vary one setting under base-to-novel.
+    """
+    from perlclip.executor import Machines, default_jobs, run_all
+    from perlclip.protocols import ABLATED, ABLATIONS, Benchmark
+    from perlclip.runs import Store
+
+    usual = [ABLATED] if grid["protocol"] in ABLATIONS else perlclip.list_methods()
+    runs = Benchmark(methods=methods, settings=_settings_of(methods or usual, pairs), **grid).runs()
+    store, jobs = Store(out / "runs"), jobs or default_jobs(device)
+    if dry_run:
+        _print_plan(runs, store, jobs)
+        return
+    machines = Machines(
+        executor=executor, jobs=jobs, device=device, data=data, workers=workers, address=address,
+        gpus_per_run=gpus_per_run,
+    )  # fmt: skip
+    records = run_all(runs, store, machines)
+    if any(record["status"] == "complete" for record in records):
+        _write_report([store.folder], out)
+    failed = [record for record in records if record["status"] == "failed"]
+    if failed:
+        raise PerlclipError(f"{len(failed)} of {len(records)} runs failed, the first with: {failed[0]['error']}")
+
+
+def _settings_of(methods: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`--set` for several methods: each gets what it has, and every setting must be somebody's."""
+    from dataclasses import fields
+
+    from perlclip.errors import unknown_name
+    from perlclip.methods import method_class
+
+    known = {method: {f.name for f in fields(method_class(method).config_class)} for method in methods}
+    for pair in pairs:
+        name = pair.partition("=")[0]
+        if not any(name in names for names in known.values()):
+            raise unknown_name("setting of these methods:", name, set().union(*known.values()))
+    return {
+        method: method_settings(method, [pair for pair in pairs if pair.partition("=")[0] in names])
+        for method, names in known.items()
+    }
+
+
+def _print_plan(runs: "Sequence[Run]", store: "Store", jobs: int) -> None:
+    from perlclip.executor import complete, estimate
+    from perlclip.perform import Workspace, resolve
+
+    workspace, stored = Workspace(), store.records()
+    done = complete({run: resolve(run, workspace) for run in runs}, store)
+    todo = [run for run in runs if run not in done]
+    for run in todo:
+        click.echo(run.name)
+    seconds = estimate(todo, stored.complete, jobs)
+    time = "an unknown time" if seconds is None else f"about {seconds / 60:.1f} min"
+    click.echo(f"{len(runs)} runs: {len(done)} complete, {len(todo)} to do, {time} with --jobs {jobs}")
+    if stored.failed or stored.damaged:
+        click.echo(f"in the store: {len(stored.failed)} failed and {len(stored.damaged)} damaged records", err=True)
+
+
+@click.group()
+def data() -> None:
+    """The fifteen data sets of CoOp's protocol, in CoOp's folders: see docs/data.md."""
+
+
+@data.command()
+@click.argument("root", type=FOLDER)
+@click.argument("names", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.pass_context
+def check(ctx: click.Context, root: Path, names: tuple[str, ...], as_json: bool) -> None:
+    """Look for every file of the data sets NAMES below ROOT; exit code 1 if one is incomplete.
+
+    Without NAMES all fifteen are looked for, and one that is wholly absent is no failure.
+    """
+    from dataclasses import asdict
+
+    from perlclip.data import check_dataset, dataset_names
+
+    failed = False
+    for name in names or dataset_names():
+        report = check_dataset(name, root)
+        click.echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else str(report))
+        failed |= report.status == "incomplete" or (bool(names) and report.status == "absent")
+    ctx.exit(1 if failed else 0)
+
+
+@data.command()
+@click.argument("name")
+@click.option("--data", "root", type=FOLDER, required=True, help="Folder that holds the data sets' folders.")
+@click.option("--shots", type=POSITIVE, default=16, show_default=True, help="Training images of each class.")
+@click.option("--seed", type=SEED, default=1, show_default=True, help="CoOp's are 1, 2 and 3.")
+@click.option("--out", type=FOLDER, required=True, help="JSON file to write.")
+def sample(name: str, root: Path, shots: int, seed: int, out: Path) -> None:
+    """Write the few-shot lists of data set NAME, CoOp's to the file, for others to use with `load_shots`."""
+    from perlclip.data import shots_json
+    from perlclip.files import write_files
+
+    content = shots_json(name, root, shots, seed)
+    if out.exists() and not (out.is_file() and out.read_bytes() == content):
+        raise PerlclipError(f"{out} already exists and holds something else")
+    write_files({out: content})
+    lists = json.loads(content)
+    click.echo(f"{out}: {len(lists['train'])} train and {len(lists['val'])} val images, sha256 {lists['sha256']}")
+
+
+@click.command()
+@click.argument("runs", type=FOLDER, nargs=-1, required=True)
+@click.option("--out", type=FOLDER, required=True, help="Folder for report.md, index.html, tables and figures.")
+@click.option(
+    "--analysis",
+    type=FOLDER,
+    multiple=True,
+    metavar="DIR",
+    help="Folder of `perlclip analyze STORE`, for a section on PERL's steps; may be repeated.",
+)
+def report(runs: tuple[Path, ...], out: Path, analysis: tuple[Path, ...]) -> None:
+    """Tables and figures of all RUNS (folders of `perlclip bench`), beside the paper's numbers."""
+    _write_report(runs, out, analysis)
+
+
+def _write_report(runs: Sequence[Path], out: Path, analysis: Sequence[Path] = ()) -> None:
+    from perlclip.report.write import write_report
+
+    click.echo(write_report(runs, out, analysis=analysis).summary)
+    click.echo(f"report: {out / 'report.md'}   page: {out / 'index.html'}   tables: {out / 'tables'}")
+
+
+@click.command()
+@click.option("--full", is_flag=True, help="All eleven base-to-novel sets instead of three.")
+@click.option("--task", "tasks", multiple=True, help="A toybox set to run; may be given several times.")
+@click.option("--seed", "seeds", multiple=True, type=SEED, default=[1], show_default=True, help="May be repeated.")
+@click.option(
+    "--modalities", multiple=True, type=click.Choice(["both", "vision", "text"]), default=["both"], show_default=True
+)
+@click.option("--recipe", default="extended", show_default=True, help="fast (the paper's) or extended.")
+@click.option(
+    "--out", type=FOLDER, default=Path("perlclip-demo"), show_default=True, help="Folder for runs and figure."
+)
+def demo(
+    full: bool, tasks: tuple[str, ...], seeds: tuple[int, ...], modalities: tuple[str, ...], recipe: str, out: Path
+) -> None:
+    """Zero-shot CLIP against PERL on drawn data with the embedded backbone; offline, in about two minutes."""
+    from perlclip import demo as demonstration
+
+    chosen = tasks or (demonstration.ALL_TASKS if full else demonstration.THREE_TASKS)
+    demonstration.run_demo(chosen, out, seeds=seeds, modalities=modalities, recipe=recipe)
