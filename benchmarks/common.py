@@ -36,7 +36,7 @@ def build(device: str, dtype: torch.dtype, words: Sequence[str] = ()) -> tuple[C
     towers = build_towers(clip.state_dict(), config, lambda act: ACT2FN[act])
     backbone = Backbone(
         name="random", logit_scale=100.0, tokenizer=tokenizer, context_length=77, preprocess=None, fingerprint="",
-        **{side: tower.to(device, dtype) for side, tower in towers.items()},
+        **{side: tower.place(torch.device(device), dtype) for side, tower in towers.items()},
     )  # fmt: skip
     return clip.to(device, dtype), backbone
 

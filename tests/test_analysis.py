@@ -21,6 +21,7 @@ from perlclip.analysis.evidence import contributions, evidence_maps, share_insid
 from perlclip.analysis.settings import analyze_store
 from perlclip.analysis.sources import labelled_images
 from perlclip.analysis.study import analyze
+from perlclip.backbone.tower import Rows
 from perlclip.data.toybox import render, sample_scenes
 from perlclip.data.toybox.render import paint
 from perlclip.data.toybox.world import SHAPES
@@ -202,8 +203,10 @@ def test_maps_say_what_scaling_a_patch_changes(backbone, config):
         ends = []
         for epsilon in (-0.01, 0.01):
 
-            def scaled(_module, _inputs, x, n=n, epsilon=epsilon):
-                return torch.cat([x[:, :n], x[:, n : n + 1] * (1 + epsilon), x[:, n + 1 :]], 1)
+            def scaled(_module, _inputs, out, n=n, epsilon=epsilon):
+                x = out.x_BND if depth else out
+                x = torch.cat([x[:, :n], x[:, n : n + 1] * (1 + epsilon), x[:, n + 1 :]], 1)
+                return Rows(x) if depth else x
 
             hook = module.register_forward_hook(scaled)
             with torch.no_grad():
@@ -423,7 +426,15 @@ def test_a_store_gives_curves_per_set_and_averaged(tiny, tmp_path):
     assert len(rows) == 2 * 3 * 5 * 2  # settings x (mean + sets) x metrics x steps
     jacobian = {r["dataset"]: float(r["mean"]) for r in rows if (r["metric"], r["step"]) == ("jacobian", "1")}
     assert jacobian["mean"] == pytest.approx((jacobian["noisy_shapes"] + jacobian["tiny_toys"]) / 2, rel=1e-4)
-    assert "settings.png" in (tmp_path / "out" / "section.md").read_text()
+    report = ["report", str(tmp_path / "bench"), "--analysis", str(tmp_path / "out"), "--out", str(tmp_path / "report")]
+    assert run(*report).exit_code == 0
+    section = (tmp_path / "out" / "section.md").read_text()
+    taken = section.replace("](", "](figures/dynamics-")
+    assert section.startswith("## Dynamics of iterative reasoning\n") and section.count("![") == 3
+    assert (tmp_path / "report" / "report.md").read_text().endswith(taken)
+    for name in re.findall(r"\]\((.*)\)", section):
+        kept = tmp_path / "report" / "figures" / f"dynamics-{name}"
+        assert kept.read_bytes() == (tmp_path / "out" / name).read_bytes()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "chunks").rglob("*.safetensors")}
     assert run(*words).exit_code == 0 and len(before) == 8
     assert before == {path: path.stat().st_mtime_ns for path in before}

@@ -54,16 +54,19 @@ def test_sets_and_backbones_do_not_get_mixed_up(backbone, images, clip_folders):
 
 
 class Count:
-    """How often a function is called."""
+    """How often a function of some objects is called."""
 
-    def __init__(self, monkeypatch, owner, name: str) -> None:
-        self.calls, function = 0, getattr(owner, name)
+    def __init__(self, monkeypatch, name: str, *owners) -> None:
+        self.calls = 0
+        for owner in owners:
+            monkeypatch.setattr(owner, name, self.counted(getattr(owner, name)))
 
-        def counted(*args, **kwargs):
+    def counted(self, function):
+        def call(*args, **kwargs):
             self.calls += 1
             return function(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, counted)
+        return call
 
     def during(self, action) -> int:
         before = self.calls
@@ -74,7 +77,10 @@ class Count:
 def test_frozen_blocks_pixels_and_texts_are_computed_once(backbone, images, monkeypatch):
     shared = Memory().of("images")
     batches, depth = 3, backbone.vision.depth
-    blocks, views = Count(monkeypatch, backbone.vision, "block"), Count(monkeypatch, Preprocess, "test_view")
+    blocks, views = (
+        Count(monkeypatch, "forward", *backbone.vision.blocks),
+        Count(monkeypatch, "test_view", Preprocess),
+    )
 
     def test(name: str, seed: int = 1, **config) -> tuple[int, int]:
         method = perlclip.create_method(name, backbone, seed=seed, **config)
@@ -86,7 +92,7 @@ def test_frozen_blocks_pixels_and_texts_are_computed_once(backbone, images, monk
     # Four steps through blocks 8..11, of which the first is entered with kept keys; blocks 1..7 only the first time.
     assert test("perl") == (7 + 4 * 3, 0) and test("perl", seed=2) == (4 * 3, 0)
     assert test("mma", start=9) == (2 + 2, 0), "from the depth that is known"
-    texts = Count(monkeypatch, type(perlclip.create_method("mmrl", backbone)), "prepare")
+    texts = Count(monkeypatch, "prepare", type(perlclip.create_method("mmrl", backbone)))
     for seed in (1, 2, 3):
         test("mmrl", seed)
     assert texts.calls == 1
@@ -127,7 +133,7 @@ def test_memory_is_bounded(backbone, images, share):
 def test_only_the_class_lists_used_last_are_kept(backbone, images, monkeypatch):
     monkeypatch.setattr(memories, "STATES", 2)
     memory, method = Memory(), perlclip.create_method("zero-shot", backbone)
-    prepared = Count(monkeypatch, type(method), "prepare")
+    prepared = Count(monkeypatch, "prepare", type(method))
     lists = [replace(images, template=template).classes for template in ("{}", "a {}", "the {}")]
     calls = Counter()
     for number in (0, 1, 0, 2, 0, 1):

@@ -62,8 +62,10 @@ class Checkpoint:
             prefix = f"optimizer.{name}."
             for key in [key for key in self.tensors if key.startswith(prefix)]:
                 short = key.removeprefix(prefix)
-                # Optimisers keep their step counter on the CPU.
-                optimizer.state[p][short] = self.tensors[key] if short == "step" else self.tensors[key].to(p.device)
+                # Optimisers keep their step counter on the CPU, unless they are fused.
+                fused = bool(optimizer.defaults.get("fused"))
+                here = p.device if fused or short != "step" else torch.device("cpu")
+                optimizer.state[p][short] = self.tensors[key].to(here)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -15,7 +15,7 @@ from torch import Tensor
 from perlclip.backbone import Backbone
 from perlclip.backbone.tower import FrozenBatch, Tower
 from perlclip.data.sets import ImageSet
-from perlclip.data.views import eval_batches
+from perlclip.data.views import eval_batches, on_device
 from perlclip.methods.base import ClassState, Method
 from perlclip.prompts import Classes
 
@@ -91,12 +91,12 @@ class SetMemory:
         starts = range(0, len(test_set), max(1, batch_size))
         lacking = [start for start in starts if start not in known or known[start].pixels is None]
         wanted = test_set.select(i for start in lacking for i in order[start : start + batch_size])
-        loaded = eval_batches(wanted, backbone.preprocess, batch_size, workers)
+        loaded = on_device(eval_batches(wanted, backbone.preprocess, batch_size, workers), backbone.device)
         for start in starts:
             batch = known.setdefault(start, Batch())
             pixels = batch.pixels
             if pixels is None:
-                pixels = next(loaded)[0].to(backbone.device, non_blocking=True)
+                pixels = next(loaded)[0]
             yield pixels, batch
 
     @contextmanager

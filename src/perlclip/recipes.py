@@ -65,9 +65,10 @@ class Recipe:
         density = [math.exp(exponent - max(exponents)) for exponent in exponents]
         return density[epoch] / sum(density)
 
-    def build_optimizer(self, parameters: Iterable[Tensor]) -> Optimizer:
-        """The optimiser, at the rate of the first epoch."""
-        extra = {} if self.optimizer == "sgd" else {"eps": self.eps}
+    def build_optimizer(self, parameters: Iterable[Tensor], *, fused: bool = False) -> Optimizer:
+        """The optimiser, at the rate of the first epoch; `fused`: one kernel a step, for parameters on CUDA."""
+        extra: dict[str, Any] = {} if self.optimizer == "sgd" else {"eps": self.eps}
+        extra |= {"fused": True} if fused else {}
         return OPTIMIZERS[self.optimizer](parameters, lr=self.rate(0), weight_decay=self.weight_decay, **extra)
 
 

@@ -3,6 +3,10 @@
 The result is a function of (method, training images, recipe, seed, precision): views and order come from counters, not
 from a running generator, so that worker processes, an interrupt or a resumed run cannot change it. `fit` is given the
 training images alone; it has no way to see a test set.
+
+On CUDA nothing in a step waits for the card: forward and backward pass are one recorded graph, the optimiser is fused,
+the next batch is copied meanwhile, and losses are read in bunches. A loss that is not a number stops the optimiser on
+the card itself, so that the parameters are still those before it when it is found out.
 """
 
 import json
@@ -22,8 +26,9 @@ from torch.optim import Optimizer
 
 from perlclip.checkpoint import read_checkpoint, save_checkpoint
 from perlclip.data.sets import ImageSet
-from perlclip.data.views import epoch_order, train_batches
+from perlclip.data.views import epoch_order, on_device, train_batches
 from perlclip.errors import PerlclipError, unknown_name
+from perlclip.graphs import Compiled
 from perlclip.methods.base import Method, config_dict
 from perlclip.progress import Bar, progress_bar
 from perlclip.recipes import Recipe
@@ -31,6 +36,8 @@ from perlclip.recipes import recipe as recipe_by_name
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CHECKPOINT_SECONDS = 30.0
+LOSS_SECONDS = 0.5  # between two readings of the losses, where reading them means waiting for the card
+RECORD_AFTER = 4  # steps of one shape, that is; a short last batch comes once an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,7 @@ class FitResult:
 
     losses: list[float] = field(repr=False)
     seconds: float
+    compile_seconds: float
     images_per_second: float
     settings: dict[str, Any]
 
@@ -59,6 +67,7 @@ def fit(
     recipe: str | Recipe = "fast",
     seed: int = 1,
     precision: str = "float32",
+    compile: str = "auto",
     checkpoint: str | Path | None = None,
     resume: bool = False,
     workers: int = 0,
@@ -67,13 +76,14 @@ def fit(
     """Train a method's own parameters on labelled images.
 
     `precision="bfloat16"` or `"float16"` computes the frozen towers under autocast, the latter with a loss scale that
-    adapts; the method's parameters stay float32. With a `checkpoint` file the state is written every half minute, on
-    Ctrl-C and at the end, and `resume=True` goes on from it to the same result, bit by bit. The file is the caller's to
-    remove once the result is safe elsewhere.
+    adapts; the method's parameters stay float32. `compile="auto"` replays steps as CUDA graphs where there is CUDA, and
+    "off" does not. With a `checkpoint` file the state is written every half minute, on Ctrl-C and at the end, and
+    `resume=True` goes on from it to the same result, on the CPU bit by bit. The file is the caller's to remove once the
+    result is safe elsewhere.
     """
     if resume and checkpoint is None:
         raise PerlclipError("resume needs the checkpoint file to go on from")
-    run = _Run(method, train_set, _resolve(method, recipe, train_set.name), seed, precision, workers)
+    run = _Run(method, train_set, _resolve(method, recipe, train_set.name), seed, precision, compile, workers)
     path = Path(checkpoint) if checkpoint else None
     if resume and path and path.exists():
         run.load(path)
@@ -90,15 +100,20 @@ def fit(
     if path:
         run.save(path)
     seconds = time.perf_counter() - started
-    speed = run.images / seconds
-    return FitResult(losses=run.losses, seconds=seconds, images_per_second=speed, settings=run.settings)
+    return FitResult(
+        losses=run.losses,
+        seconds=seconds,
+        compile_seconds=run.gradients.seconds,
+        images_per_second=run.images / seconds,
+        settings=run.settings,
+    )
 
 
 class _Run:
     """The mutable state of one training: parameters, optimiser, and how far it has come."""
 
     def __init__(
-        self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, precision: str, workers: int
+        self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, precision: str, compile: str, workers: int
     ) -> None:
         if precision not in PRECISIONS:
             raise unknown_name("precision", precision, PRECISIONS)
@@ -109,13 +124,21 @@ class _Run:
             raise PerlclipError(f"precision {precision} does not go with a backbone in {method.backbone.dtype}")
         self.method, self.train_set, self.recipe = method, train_set, recipe
         self.seed, self.precision, self.workers = seed, precision, workers
-        self.optimizer: Optimizer = recipe.build_optimizer(method.parameters())
+        device = method.backbone.device
+        self.optimizer: Optimizer = recipe.build_optimizer(method.parameters(), fused=device.type == "cuda")
         # A scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones.
-        self.scaler = torch.amp.GradScaler(
-            method.backbone.device.type, init_scale=256.0, enabled=precision == "float16"
-        )
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=256.0, enabled=precision == "float16")
         self.averages = {name: torch.zeros_like(p) for name, p in method.named_parameters()} if recipe.average else {}
         self.class_state = method.class_state(train_set.classes)
+        # A loss scale is adapted on the host, step by step.
+        self.ahead = device.type == "cuda" and not self.scaler.is_enabled()
+        self.gradients = Compiled(self._gradients, device, compile, after=RECORD_AFTER)
+        self.gradients.on &= self.ahead
+        self.unread: list[Tensor] = []
+        self.read = time.monotonic()
+        if self.ahead:
+            self.broken = torch.zeros((), device=device)
+            self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]  # fused optimisers step only while it is 0
         self.epoch = 0
         self.step = 0
         self.settings = self._describe()  # reads the images' bytes: before training, not when it is over
@@ -138,41 +161,61 @@ class _Run:
             self.train_set, self.method.backbone.preprocess, self.recipe.crop_scale, order,
             seed=self.seed, epoch=epoch, workers=self.workers,
         )  # fmt: skip
-        for pixels, labels in batches:
-            loss = self.train_step(pixels, labels)
-            bar(note=f"loss {loss:.4f}  lr {rate:.2g}")
+        for pixels, labels in on_device(batches, self.method.backbone.device):
+            self.train_step(pixels, labels)
+            bar(note=f"loss {self.losses[-1]:.4f}  lr {rate:.2g}" if self.losses else "")
             stop = interrupted()
             if path and (stop or time.monotonic() - self.saved > CHECKPOINT_SECONDS):
                 self.save(path)
             if stop:
-                raise Interrupted(f"interrupted after step {len(self.losses)}")
+                raise Interrupted(f"interrupted after step {self.steps}")
+        self.read_losses()
         for name, average in self.averages.items():
             average.add_(self.method.get_parameter(name).detach(), alpha=self.recipe.share(epoch))
         self.epoch, self.step = epoch + 1, 0
 
-    def train_step(self, pixels: Tensor, labels: Tensor) -> float:
-        """One optimiser step; parameters are left alone if the loss is not a number."""
-        device = self.method.backbone.device
-        pixels, labels = pixels.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    @property
+    def steps(self) -> int:
+        """Steps done, whether or not their losses have been read."""
+        return len(self.losses) + len(self.unread)
+
+    def train_step(self, pixels: Tensor, labels: Tensor) -> None:
+        """One optimiser step; parameters are left alone from the first loss on that is not a number."""
+        loss, *gradients = self.gradients(pixels, labels)
+        self.unread.append(loss.clone())
+        if self.ahead:
+            torch.maximum(self.broken, (~loss.isfinite()).float(), out=self.broken)
+        if not self.ahead or time.monotonic() - self.read > LOSS_SECONDS:
+            self.read_losses()
+        for p, gradient in zip(self.method.parameters(), gradients, strict=True):
+            p.grad = gradient
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.images += len(labels)
+        self.step += 1
+
+    def _gradients(self, pixels: Tensor, labels: Tensor) -> list[Tensor]:
+        """The loss, and its gradient with respect to each parameter."""
         dtype = PRECISIONS[self.precision]
-        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        halved = dtype is not None and dtype != self.method.backbone.dtype  # the towers are not in half already
+        with torch.autocast(pixels.device.type, dtype=dtype, enabled=halved):
             loss = self.method.loss(pixels, labels, self.class_state)
         if not loss.requires_grad:
             raise PerlclipError(f"with these settings nothing that {self.method.name} trains reaches the loss")
-        value = loss.item()
-        if not math.isfinite(value):
-            raise PerlclipError(
-                f"the loss became {value} at step {len(self.losses) + 1}; lower the learning rate ({self.recipe.lr:g}) "
-                "or use float32"
-            )
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.losses.append(value)
-        self.images += len(labels)
-        self.step += 1
-        return value
+        gradients = torch.autograd.grad(self.scaler.scale(loss), list(self.method.parameters()), allow_unused=True)
+        return [loss.detach(), *gradients]
+
+    def read_losses(self) -> None:
+        """Fetch the losses not read yet, and stop at one that is not a number."""
+        values = torch.stack(self.unread).tolist() if self.unread else []
+        self.unread, self.read = [], time.monotonic()
+        for value in values:
+            if not math.isfinite(value):
+                raise PerlclipError(
+                    f"the loss became {value} at step {len(self.losses) + 1}; lower the learning rate "
+                    f"({self.recipe.lr:g}) or use float32"
+                )
+            self.losses.append(value)
 
     def take_average(self) -> None:
         """Weights of the epochs' ends averaged, where the recipe says so."""
@@ -202,6 +245,7 @@ class _Run:
 
     def save(self, path: Path) -> None:
         """Write the state after the last complete step."""
+        self.read_losses()
         position = {
             "epoch": self.epoch,
             "step": self.step,

@@ -70,6 +70,10 @@ class SharedText:
         """The same classes several times over, to be given prefixes of their own: `put` then takes (times, n, D)."""
         return replace(self, own_CMD=self.own_CMD.repeat(times, 1, 1), eos_C=self.eos_C.repeat(times))
 
+    def whole(self) -> Tensor:
+        """Every class's rows, the shared ones before its own: (C, P + M, D)."""
+        return torch.cat([self.prefix_1PD.expand(len(self), -1, -1), self.own_CMD], 1)
+
     def block(self, i: int) -> "SharedText":
         """Block i at every row."""
         prefix_1PD, own_CMD = self.tower.both(i, self.prefix_1PD, self.own_CMD)

@@ -9,6 +9,7 @@ same function, less work.
 * `Refinement`     the upper blocks entered many times over one frozen sequence, whose queries, keys and values
                    in the first of them are computed once;
 * `FrozenBatch`    a batch of images seen before: frozen rows and pooled states are taken, not computed again;
+* `norm`           a block is told the norm of the one behind it, so that a sum and its norm are one pass (`kernels`);
 * attention        always through `scaled_dot_product_attention`.
 
 Shapes: B sequences (images or classes), N tokens, k rows put before them, R rows read, D width, H heads, d = D / H,
@@ -17,18 +18,39 @@ E shared width; A context sequences, each of which serves B / A of the B.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from perlclip.backbone.fused import add_norm, linear_silu
+
 State = Mapping[str, Tensor]
 QKV = tuple[Tensor, Tensor, Tensor]
 Activation = Callable[[Tensor], Tensor]
 QUICK = 1.702  # CLIP's quick GELU is x sigmoid(1.702 x)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Sequences between two blocks, and what the first norm of the next one makes of them, if that is known."""
+
+    x_BND: Tensor
+    y_BND: Tensor | None = None
+
+
+class Norm(nn.LayerNorm):
+    """A layer norm whose result is in the number format of the matrix product behind it."""
+
+    result: torch.dtype | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if self.result is None else y.to(self.result)
 
 
 class Block(nn.Module):
@@ -45,9 +67,9 @@ class Block(nn.Module):
         self.fc2 = _linear(state, f"{prefix}mlp.fc2.")
         self.act = act
 
-    def forward(self, x_BND: Tensor, causal: bool) -> Tensor:
-        """The whole block at every row."""
-        return self.attend(x_BND, self.project_qkv(x_BND), causal)
+    def forward(self, rows: Rows, causal: bool, norm: Norm | None = None) -> Rows:
+        """The whole block at every row, and what the norm of the block behind it makes of them."""
+        return self.attend(rows.x_BND, self.project_qkv(rows), causal, norm)
 
     def both(self, prefix_APD: Tensor, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         """The block at sequences that are shared, and at those that stand behind them; causal.
@@ -64,31 +86,35 @@ class Block(nn.Module):
         mask_NM = _causal_mask(N, P + N, x_BND.device, k_BHMd.dtype)
         a_BHNd = F.scaled_dot_product_attention(qkv_3BHNd[0], k_BHMd, v_BHMd, attn_mask=mask_NM)
         a_RD = torch.cat([a.transpose(1, 2).reshape(-1, D) for a in (a_AHPd, a_BHNd)])
-        out_RD = self._finish(rows_RD, a_RD)
+        out_RD = self._finish(rows_RD, a_RD).x_BND
         return out_RD[: A * P].view(A, P, D), out_RD[A * P :].view(B, N, D)
 
-    def project_qkv(self, x_BND: Tensor) -> QKV:
+    def project_qkv(self, rows: Rows) -> QKV:
         """Queries, keys and values of each row, (B, H, N, d) each."""
-        B, N, _ = x_BND.shape
-        qkv_B3HNd = self.qkv(self.norm1(x_BND)).view(B, N, 3, self.heads, -1).permute(0, 2, 3, 1, 4)
+        B, N, _ = rows.x_BND.shape
+        qkv_B3HNd = self.qkv(self.normed(rows)).view(B, N, 3, self.heads, -1).permute(0, 2, 3, 1, 4)
         q_BHNd, k_BHNd, v_BHNd = qkv_B3HNd.unbind(1)
         return q_BHNd, k_BHNd, v_BHNd
 
-    def attend(self, x_BND: Tensor, qkv: QKV, causal: bool) -> Tensor:
+    def normed(self, rows: Rows) -> Tensor:
+        """LN(x), unless the block before has made it already."""
+        return self.norm1(rows.x_BND) if rows.y_BND is None else rows.y_BND
+
+    def attend(self, x_BND: Tensor, qkv: QKV, causal: bool, norm: Norm | None = None) -> Rows:
         """The rest of the block, given the rows' queries, keys and values."""
         a_BHNd = F.scaled_dot_product_attention(*qkv, is_causal=causal)
-        return self._finish(x_BND, a_BHNd.transpose(1, 2).flatten(2))
+        return self._finish(x_BND, a_BHNd.transpose(1, 2).flatten(2), norm)
 
-    def read(self, x_BND: Tensor, rows_BR: Tensor, causal: bool, context_AkD: Tensor | None = None) -> Tensor:
+    def read(self, rows: Rows, rows_BR: Tensor, causal: bool, context_AkD: Tensor | None = None) -> Tensor:
         """The block's output at rows `rows_BR[b]` of sequence b, (B, R, D). Context rows stand before the sequence.
 
         With few queries per sequence, keys and values need not be formed: q·(W_k y_n + b_k) = (W_kᵀ q)·y_n + c, where c
         is the same for all n and leaves the softmax unchanged, and Σ_n a_n (W_v y_n + b_v) = W_v (Σ_n a_n y_n) + b_v.
         That is 2 R H D multiplications a token instead of 2 D².
         """
+        x_BND, y_BND = rows.x_BND, self.normed(rows)
         B, N, D = x_BND.shape
         R, H = rows_BR.shape[1], self.heads
-        y_BND = self.norm1(x_BND)
         b_B1 = torch.arange(B, device=x_BND.device)[:, None]
         wq_DD, wk_HdD, wv_HdD = self._split_weight()
         bq_D, _, bv_D = self.qkv.bias.chunk(3)
@@ -106,17 +132,19 @@ class Block(nn.Module):
             p_BSM = _softmax(torch.cat([u_BSD @ c_BkD.transpose(1, 2), s_BSN], -1), y_BND.dtype)
             m_BSD = p_BSM[..., :k] @ c_BkD + p_BSM[..., k:] @ y_BND
         a_BRHd = torch.einsum("brhe,hde->brhd", m_BSD.view(B, R, H, D), wv_HdD)
-        return self._finish(x_BND[b_B1, rows_BR], a_BRHd.reshape(B, R, D) + bv_D)
+        return self._finish(x_BND[b_B1, rows_BR], a_BRHd.reshape(B, R, D) + bv_D).x_BND
 
     def _split_weight(self) -> QKV:
         wq_DD, wk_DD, wv_DD = self.qkv.weight.chunk(3)
         D = wq_DD.shape[0]
         return wq_DD, wk_DD.view(self.heads, -1, D), wv_DD.view(self.heads, -1, D)
 
-    def _finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        x = x + self.out(attended)
-        out: Tensor = x + self.fc2(self.act(self.fc1(self.norm2(x))))
-        return out
+    def _finish(self, x: Tensor, attended: Tensor, norm: Norm | None = None) -> Rows:
+        x, y = add_norm(x, self.out(attended), self.norm2)
+        hidden = linear_silu(y, self.fc1) if self.act is F.silu else self.act(self.fc1(y))
+        if norm is None:
+            return Rows(x + self.fc2(hidden))
+        return Rows(*add_norm(x, self.fc2(hidden), norm))
 
 
 class TextEmbedding(nn.Module):
@@ -144,9 +172,11 @@ class ImageEmbedding(nn.Module):
 
     def tokens(self, pixels_B3HW: Tensor) -> Tensor:
         """The rows before the first norm, where some methods insert their own."""
-        pixels_B3HW = pixels_B3HW.to(self.patch.dtype)
-        patches_BND = F.conv2d(pixels_B3HW, self.patch, stride=self.patch.shape[-1]).flatten(2).transpose(1, 2)
-        cls_B1D = self.cls.expand(len(pixels_B3HW), 1, -1)
+        p, (B, _, height, width) = self.patch.shape[-1], pixels_B3HW.shape
+        # A convolution whose windows do not overlap is a matrix product, and as one it is several times faster.
+        windows = pixels_B3HW.to(self.patch.dtype).view(B, 3, height // p, p, width // p, p).permute(0, 2, 4, 1, 3, 5)
+        patches_BND = F.linear(windows.reshape(B, -1, 3 * p * p), self.patch.flatten(1))
+        cls_B1D = self.cls.expand(B, 1, -1)
         return torch.cat([cls_B1D, patches_BND], 1) + self.position
 
     def forward(self, pixels_B3HW: Tensor) -> Tensor:
@@ -176,9 +206,7 @@ class Tower(nn.Module):
 
     batch: FrozenBatch | None = None  # the one being looked at, if it is to be remembered
 
-    def __init__(
-        self, embed: nn.Module, blocks: list[Block], norm: nn.LayerNorm, head: nn.Linear, *, causal: bool
-    ) -> None:
+    def __init__(self, embed: nn.Module, blocks: list[Block], norm: Norm, head: nn.Linear, *, causal: bool) -> None:
         super().__init__()
         self.embed = embed
         self.blocks = nn.ModuleList(blocks)
@@ -186,6 +214,22 @@ class Tower(nn.Module):
         self.head = head
         self.causal = causal
         self.requires_grad_(False).eval()
+
+    def place(self, device: torch.device, dtype: torch.dtype) -> "Tower":
+        """Move to a device and compute in a number format.
+
+        In half precision on the CPU, rows between blocks stay in float32: there it costs next to nothing, and a few
+        answers in a thousand change instead of a few in a hundred. On CUDA it would cost a tenth of the time.
+        """
+        self.to(device=device, dtype=dtype)
+        rows = torch.float32 if device.type == "cpu" else dtype
+        for norm in (module for module in self.modules() if isinstance(module, Norm)):
+            norm.to(rows).result = dtype
+        self.embed.to(rows)
+        if isinstance(self.embed, ImageEmbedding):
+            self.embed.norm.result = rows
+            self.embed.patch.data = self.embed.patch.to(dtype)
+        return self
 
     @property
     def width(self) -> int:
@@ -206,8 +250,19 @@ class Tower(nn.Module):
 
     def block(self, i: int, x_BND: Tensor) -> Tensor:
         """Block i (from 0) at every row."""
-        out: Tensor = self.blocks[i](x_BND, self.causal)
-        return out
+        return self.rows(i, Rows(x_BND), i + 1).x_BND
+
+    def rows(self, start: int, rows: Rows, stop: int, *, on: bool = False) -> Rows:
+        """Blocks start..stop-1 at every row, each made ready for the next one; with `on` the last, too."""
+        for i in range(start, stop):
+            rows = self.blocks[i](rows, self.causal, self.norm_before(i + 1) if on or i + 1 < stop else None)
+        return rows
+
+    def norm_before(self, i: int) -> Norm:
+        """The first thing that block i does to its rows."""
+        block = self.blocks[i]
+        assert isinstance(block, Block)
+        return block.norm1
 
     def both(self, i: int, prefix_APD: Tensor, x_BND: Tensor) -> tuple[Tensor, Tensor]:
         """Block i of a causal tower at shared sequences and at those that stand behind them."""
@@ -226,9 +281,7 @@ class Tower(nn.Module):
         return rows[stop]
 
     def _run(self, x_BND: Tensor, start: int, stop: int) -> Tensor:
-        for i in range(start, stop):
-            x_BND = self.block(i, x_BND)
-        return x_BND
+        return self.rows(start, Rows(x_BND), stop).x_BND
 
     @contextmanager
     def remembering(self, batch: FrozenBatch, pixels: Tensor) -> Iterator[None]:
@@ -246,17 +299,21 @@ class Tower(nn.Module):
             self.batch = None
             hook.remove()
 
-    def read(self, x_BND: Tensor, rows_B: Tensor, context_AkD: Tensor | None = None) -> Tensor:
+    def read(self, x: Tensor | Rows, rows_B: Tensor, context_AkD: Tensor | None = None) -> Tensor:
         """The last block at the row read out of each sequence, (B, D); (B, R, D) if rows are (B, R)."""
         last = self.blocks[-1]
         assert isinstance(last, Block)
         rows_BR = rows_B if rows_B.ndim == 2 else rows_B[:, None]
-        h_BRD = last.read(x_BND, rows_BR, self.causal, context_AkD)
+        h_BRD = last.read(x if isinstance(x, Rows) else Rows(x), rows_BR, self.causal, context_AkD)
         return h_BRD if rows_B.ndim == 2 else h_BRD[:, 0]
+
+    def finish(self, start: int, rows: Rows, rows_B: Tensor) -> Tensor:
+        """Blocks start..L, the last only at the rows read out: (B, D)."""
+        return self.read(self.rows(start, rows, self.depth - 1, on=True), rows_B)
 
     def pool(self, x_BND: Tensor, rows_B: Tensor, start: int = 0) -> Tensor:
         """Pool(blocks start..L of x): the residual stream at `rows_B` after the last block, before the final norm."""
-        return self.pool_once(x_BND, start, lambda: self.read(self._run(x_BND, start, self.depth - 1), rows_B))
+        return self.pool_once(x_BND, start, lambda: self.finish(start, Rows(x_BND), rows_B))
 
     def pool_once(self, x_BND: Tensor, start: int, pool: Callable[[], Tensor]) -> Tensor:
         """`pool()`, the pooled state of x at depth `start`, or what it was before if x is a remembered batch."""
@@ -278,17 +335,30 @@ class Tower(nn.Module):
 
 
 class Refinement:
-    """R_m: blocks start..L over one frozen sequence, entered once per refinement step with more rows before it."""
+    """R_m: blocks start..L over one frozen sequence, entered once per refinement step with more rows before it.
 
-    def __init__(self, tower: Tower, x_BND: Tensor, rows_B: Tensor, start: int) -> None:
+    With `room` for so many rows, those of a step are written before the frozen ones, in rows and queries, keys and
+    values alike, instead of copying all of these behind them. That is for one user at a time, without gradients.
+    """
+
+    def __init__(self, tower: Tower, x_BND: Tensor, rows_B: Tensor, start: int, room: int = 0) -> None:
         if not 0 <= start < tower.depth:
             raise ValueError(f"start must be in 0..{tower.depth - 1}, got {start}")
         self.tower, self.x_BND, self.rows_B, self.start = tower, x_BND, rows_B, start
         first = tower.blocks[start]
         assert isinstance(first, Block)
-        self.first = first
+        self.first, self.room = first, 0 if torch.is_grad_enabled() else room
+        roomy_BMD = F.pad(x_BND, (0, 0, self.room, 0)) if self.room else x_BND
+        self.roomy_BMD = roomy_BMD
         # Where the first upper block is also the last, `read` forms no keys to reuse.
-        self.qkv = first.project_qkv(x_BND) if start < tower.depth - 1 else None
+        self.qkv = first.project_qkv(Rows(roomy_BMD)) if start < tower.depth - 1 else None
+
+    def of(self, chosen_b: Tensor) -> "Refinement":
+        """The same over some of the sequences."""
+        part = copy(self)
+        part.x_BND, part.rows_B, part.roomy_BMD = (each[chosen_b] for each in (self.x_BND, self.rows_B, self.roomy_BMD))
+        part.qkv = _each(self.qkv, lambda each_BHMd: each_BHMd[chosen_b])
+        return part
 
     def pool(self, front_BkD: Tensor | None = None, later: Mapping[int, Tensor] | None = None) -> Tensor:
         """Pool(R_m(front ‖ x)), read at the sequence's own row, never at a front row. (B, D).
@@ -296,26 +366,34 @@ class Refinement:
         `later[i]` replaces the front rows before block i.
         """
         if front_BkD is None:
-            return self.tower.pool_once(self.x_BND, self.start, lambda: self._pool(self.x_BND, 0, {}))
-        return self._pool(_front(front_BkD, self.x_BND), front_BkD.shape[1], later or {})
+            own = _each(self.qkv, lambda each_BHMd: each_BHMd[:, :, self.room :])
+            return self.tower.pool_once(self.x_BND, self.start, lambda: self._pool(self.x_BND, own, 0, {}))
+        k = front_BkD.shape[1]
+        return self._pool(*self._join(front_BkD.to(self.x_BND.dtype), k), k, later or {})
 
-    def _pool(self, x_BND: Tensor, k: int, later: Mapping[int, Tensor]) -> Tensor:
-        for i in range(self.start, self.tower.depth - 1):
-            if i in later:
-                x_BND = _front(later[i], x_BND[:, k:])
-            x_BND = self._enter(x_BND, k) if i == self.start else self.tower.block(i, x_BND)
-        if self.tower.depth - 1 in later:
-            x_BND = _front(later[self.tower.depth - 1], x_BND[:, k:])
-        return self.tower.read(x_BND, self.rows_B + k)
+    def _join(self, front_BkD: Tensor, k: int) -> tuple[Tensor, QKV | None]:
+        """The front rows before the frozen ones; only the front rows' queries, keys and values are new."""
+        new = None if self.qkv is None else self.first.project_qkv(Rows(front_BkD))
+        if k > self.room or torch.is_grad_enabled():
+            own = _each(self.qkv, lambda each_BHMd: each_BHMd[:, :, self.room :])
+            joined = own and new and tuple(torch.cat(pair, 2) for pair in zip(new, own, strict=True))
+            return torch.cat([front_BkD, self.x_BND], 1), cast(QKV | None, joined)
+        begin = self.room - k
+        self.roomy_BMD[:, begin : self.room] = front_BkD
+        for each_BHMd, new_BHkd in zip(self.qkv or (), new or (), strict=True):
+            each_BHMd[:, :, begin : self.room] = new_BHkd
+        return self.roomy_BMD[:, begin:], _each(self.qkv, lambda each_BHMd: each_BHMd[:, :, begin:])
 
-    def _enter(self, x_BND: Tensor, k: int) -> Tensor:
-        """The first block, where only the front rows' queries, keys and values are new."""
-        assert self.qkv is not None
-        qkv = self.qkv
-        if k:
-            front = self.first.project_qkv(x_BND[:, :k])
-            qkv = tuple(torch.cat([new, kept], 2) for new, kept in zip(front, qkv, strict=True))  # type: ignore[assignment]
-        return self.first.attend(x_BND, qkv, self.tower.causal)
+    def _pool(self, x_BND: Tensor, qkv: QKV | None, k: int, later: Mapping[int, Tensor]) -> Tensor:
+        rows, depth, tower = Rows(x_BND), self.start, self.tower
+        if qkv is not None:
+            depth += 1
+            norm = None if depth in later else tower.norm_before(depth)
+            rows = self.first.attend(x_BND, qkv, tower.causal, norm)
+        for i in sorted(later):
+            rows = tower.rows(depth, rows, i)
+            rows, depth = Rows(torch.cat([later[i].to(x_BND.dtype), rows.x_BND[:, k:]], 1)), i
+        return tower.finish(depth, rows, self.rows_B + k)
 
 
 def build_towers(state: State, config: Any, activation: Callable[[str], Activation]) -> dict[str, Tower]:
@@ -349,8 +427,8 @@ def _fold(block: Block) -> None:
     block.fc2.weight.div_(QUICK)
 
 
-def _front(front_BkD: Tensor, x_BND: Tensor) -> Tensor:
-    return torch.cat([front_BkD.to(x_BND.dtype), x_BND], 1)
+def _each(qkv: QKV | None, change: Callable[[Tensor], Tensor]) -> QKV | None:
+    return None if qkv is None else (change(qkv[0]), change(qkv[1]), change(qkv[2]))
 
 
 def _serve(rows: Tensor, count: int, dim: int) -> Tensor:
@@ -387,8 +465,8 @@ def _linear(state: State, *prefixes: str) -> nn.Linear:
     return linear
 
 
-def _norm(state: State, prefix: str, eps: float) -> nn.LayerNorm:
-    norm = nn.LayerNorm(len(state[f"{prefix}weight"]), eps=eps, device="meta")
+def _norm(state: State, prefix: str, eps: float) -> Norm:
+    norm = Norm(len(state[f"{prefix}weight"]), eps=eps, device="meta")
     norm.weight = nn.Parameter(state[f"{prefix}weight"].clone())
     norm.bias = nn.Parameter(state[f"{prefix}bias"].clone())
     return norm

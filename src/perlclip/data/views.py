@@ -2,7 +2,7 @@
 
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -58,6 +58,33 @@ def train_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of an epoch (or of the rest of it), as augmented views."""
     yield from _load(_RandomViews(images, preprocess, scale, seed, epoch), order, workers)
+
+
+def on_device(batches: Iterable[Sequence[Tensor]], device: torch.device) -> Iterator[list[Tensor]]:
+    """Batches on a device; on CUDA the next one is copied while this one is worked on."""
+    if device.type != "cuda":
+        for batch in batches:
+            yield [tensor.to(device) for tensor in batch]
+        return
+    copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    waiting: tuple[list[Tensor], torch.cuda.Event] | None = None
+    for batch in batches:
+        with torch.cuda.stream(copying):
+            moved = [tensor.to(device, non_blocking=True) for tensor in batch]
+            coming = moved, copying.record_event()
+        if waiting is not None:
+            yield _arrived(*waiting)
+        waiting = coming
+    if waiting is not None:
+        yield _arrived(*waiting)
+
+
+def _arrived(batch: list[Tensor], copied: torch.cuda.Event) -> list[Tensor]:
+    here = torch.cuda.current_stream()
+    here.wait_event(copied)
+    for tensor in batch:
+        tensor.record_stream(here)
+    return batch
 
 
 def epoch_order(size: int, batch_size: int, drop_last: bool, *, seed: int, epoch: int) -> list[list[int]]:

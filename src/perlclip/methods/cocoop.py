@@ -70,7 +70,9 @@ class CoCoOp(CoOp):
 
     def _pairs(self, words_BnD: Tensor, v_BE: Tensor, text: SharedText, pairs: int) -> Tensor:
         if torch.is_grad_enabled() and pairs > PAIRS:
-            out: Tensor = checkpoint(self._cosines, words_BnD, v_BE, text, use_reentrant=False)
+            # Nothing here is random, and asking for the generator's state would break a CUDA graph.
+            pieces = (words_BnD, v_BE, text)
+            out: Tensor = checkpoint(self._cosines, *pieces, use_reentrant=False, preserve_rng_state=False)
             return out
         return self._cosines(words_BnD, v_BE, text)
 

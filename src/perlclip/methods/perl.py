@@ -4,7 +4,7 @@ Each tower is split at depth J into a base B (blocks 1..J) and a refinement R (b
 
     h0 = Pool(R(S))                            zero-shot pooled state             `Recurrence.__init__`
     zk = phi(h(k-1))                           a thought                          `Projector.forward`
-    hk = Pool(R(z1 ‖ … ‖ zk ‖ S))              refinement step k = 1..K           `Recurrence.states`
+    hk = Pool(R(z1 ‖ … ‖ zk ‖ S))              refinement step k = 1..K           `Thinking.step`
     L  = CE(tau vK TKᵀ, y) + lambda (1 - cos(v0, vK))                              `Perl.loss`
 
 phi is the only trained part: one per tower, shared by all steps, 5 d + 1 parameters at rank 1, 6,402 on ViT-B/16.
@@ -22,13 +22,14 @@ their rows are replaced at each later one.
     layerstep   7, 9, 11      1 + depths x K               83,226
 
 What is not repeated: S, h0 and the first refinement block's Q, K, V of S are frozen, so they are computed without a
-graph, for the classes once per class list (`class_state`) and for the images once per batch.
+graph, for the classes once per class list (`class_state`) and for the images once per batch. Class texts of different
+lengths are padded to the longest of a few groups, not to the longest of all.
 
 Shapes: B images or classes, N tokens, k thoughts, D tower width, E shared width, K steps.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import cast
@@ -37,8 +38,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perlclip.backbone import Backbone, Refinement, Tower, cls_rows
+from perlclip.backbone import Backbone, Refinement, SharedText, Tokens, Tower, cls_rows
 from perlclip.errors import PerlclipError, unknown_name
+from perlclip.graphs import Beside
 from perlclip.methods.base import ClassState, Config, Method, cosine_distance, register
 from perlclip.prompts import Classes
 
@@ -124,27 +126,51 @@ class Projector(nn.Module):
 class Recurrence:
     """One tower's refinement R over a batch of frozen sequences S, with the zero-shot state h0."""
 
-    def __init__(self, tower: Tower, x_BND: Tensor, rows_B: Tensor, depth: int) -> None:
-        self.refinement = Refinement(tower, tower.run(x_BND, 0, depth), rows_B, depth)
+    def __init__(self, tower: Tower, s_BND: Tensor, rows_B: Tensor, depth: int, room: int = 0) -> None:
+        self.refinement = Refinement(tower, s_BND, rows_B, depth, room)
         self.h0_BD = self.refinement.pool()
 
+    def think(self, think: Think, depths: tuple[int, ...]) -> "Thinking":
+        """Begin, with no thoughts yet."""
+        return Thinking(self.refinement, self.h0_BD, think, depths, [[] for _ in depths])
+
     def states(self, think: Think, steps: int, depths: tuple[int, ...]) -> list[Tensor]:
-        """h0, …, hK (Eq. 2 and 3): each thought comes from the last state, each step re-includes all thoughts."""
-        h = [self.h0_BD]
-        thoughts: list[list[Tensor]] = [[] for _ in depths]
-        for k in range(steps):
-            for mine, z_BD in zip(thoughts, think(k, h[-1]), strict=True):
-                mine.append(z_BD)
-            first, *later = (torch.stack(mine, 1) for mine in thoughts)
-            h.append(self.refinement.pool(first, dict(zip(depths[1:], later, strict=True))))
-        return h
+        """h0, …, hK."""
+        thinking = self.think(think, depths)
+        return [self.h0_BD, *(thinking.step() for _ in range(steps))]
+
+
+@dataclass
+class Thinking:
+    """A batch between two refinement steps: its last state and, for each depth, all of its thoughts."""
+
+    refinement: Refinement
+    h_BD: Tensor
+    think: Think
+    depths: tuple[int, ...]
+    thoughts: list[list[Tensor]]
+
+    def step(self) -> Tensor:
+        """Eq. 2 and 3: a thought comes from the last state, and each step re-includes all thoughts. Gives hk."""
+        k = len(self.thoughts[0])
+        for mine, z_BD in zip(self.thoughts, self.think(k, self.h_BD), strict=True):
+            mine.append(z_BD)
+        first, *later = (torch.stack(mine, 1) for mine in self.thoughts)
+        self.h_BD = self.refinement.pool(first, dict(zip(self.depths[1:], later, strict=True)))
+        return self.h_BD
+
+    def of(self, chosen_b: Tensor) -> "Thinking":
+        """The same for some of the batch: the others are done."""
+        thoughts = [[z_BD[chosen_b] for z_BD in mine] for mine in self.thoughts]
+        return replace(self, refinement=self.refinement.of(chosen_b), h_BD=self.h_BD[chosen_b], thoughts=thoughts)
 
 
 @dataclass(kw_only=True)
 class PerlState(ClassState):
-    """The class prompts run through the frozen base of the text tower."""
+    """The class prompts run through the frozen base of the text tower, in groups of about one length."""
 
-    recurrence: Recurrence
+    groups: list[Recurrence]
+    place_C: Tensor | None  # of each class in the groups one after the other; None where there is one group
 
 
 @register(
@@ -175,10 +201,16 @@ class Perl(Method):
 
     def prepare(self, classes: Classes) -> PerlState:
         """S, h0 and the first refinement block's Q, K, V of every prompt."""
-        tokens = self.backbone.tokenize(classes.prompts())
-        text = self.backbone.text
-        recurrence = Recurrence(text, text.embed(tokens.ids_BN), tokens.eos_B, self.config.depths[0])
-        return PerlState(classes=classes, recurrence=recurrence)
+        return self.prepare_tokens(classes, self.backbone.tokenize(classes.prompts()).by_length())
+
+    def prepare_tokens(self, classes: Classes, tokens: list[tuple[Tokens, Tensor]]) -> PerlState:
+        """The same of prompts that are token ids already, in groups of some of the classes."""
+        text, depth, groups = self.backbone.text, self.config.depths[0], []
+        for part, _ in tokens:
+            shared = SharedText.embed(text, part.ids_BN, part.eos_B).run(0, depth)
+            groups.append(Recurrence(text, shared.whole(), part.eos_B, depth))
+        place_C = None if len(tokens) == 1 else torch.cat([members for _, members in tokens]).argsort()
+        return PerlState(classes=classes, groups=groups, place_C=place_C)
 
     def encode_text(self, state: ClassState) -> Tensor:
         """T^(K), (C, E)."""
@@ -190,10 +222,12 @@ class Perl(Method):
 
     def loss(self, pixels: Tensor, labels: Tensor, state: ClassState) -> Tensor:
         """Cross-entropy of the refined pair plus lambda times the cosine distance to the zero-shot image (Eq. 4)."""
-        h = self._image_states(pixels)
-        v0_BE, vK_BE = self.backbone.vision.project(h[0]), self.backbone.vision.project(h[-1])
-        classification = self.classify(vK_BE, self.class_embeddings(state), labels)
-        return classification + self.config.anchor * cosine_distance(v0_BE, vK_BE)
+        with Beside(pixels.device) as images:
+            h = self._image_states(pixels)
+            v0_BE, vK_BE = self.backbone.vision.project(h[0]), self.backbone.vision.project(h[-1])
+        t_CE = self.class_embeddings(state)
+        images.join()
+        return self.classify(vK_BE, t_CE, labels) + self.config.anchor * cosine_distance(v0_BE, vK_BE)
 
     def trajectory(self, pixels: Tensor, state: ClassState) -> Tensor:
         """Logits of every step, both towers taken at step k: (K+1, B, C). A tower that does not think stays at 0."""
@@ -215,16 +249,27 @@ class Perl(Method):
         embeddings = [tower.project(h_BD) for h_BD in h]
         return torch.stack([embeddings[min(k, len(h) - 1)] for k in range(self.config.steps + 1)])
 
+    def think(self, pixels: Tensor) -> Thinking:
+        """Images before their first refinement step, to be taken on step by step."""
+        return self._image_recurrence(pixels).think(partial(self._think, "vision"), self.config.depths)
+
     def _text_states(self, state: ClassState) -> list[Tensor]:
         assert isinstance(state, PerlState)
-        return self._states("text", state.recurrence)
+        states = [self._states("text", group) for group in state.groups]
+        if state.place_C is None:
+            return states[0]
+        return [torch.cat(h)[state.place_C] for h in zip(*states, strict=True)]
 
     def _image_states(self, pixels: Tensor) -> list[Tensor]:
-        vision = self.backbone.vision
+        return self._states("vision", self._image_recurrence(pixels))
+
+    def _image_recurrence(self, pixels: Tensor) -> Recurrence:
+        vision, depth, training = self.backbone.vision, self.config.depths[0], torch.is_grad_enabled()
         with self.no_graph(pixels):
-            x_BND = vision.embed(pixels)
-            recurrence = Recurrence(vision, x_BND, cls_rows(x_BND), self.config.depths[0])
-        return self._states("vision", recurrence)
+            s_BND = vision.run(vision.embed(pixels), 0, depth)
+            # A training step goes through the graph's own copies of S; a batch that is only looked at needs none.
+            room = 0 if training else self.config.steps
+            return Recurrence(vision, s_BND, cls_rows(s_BND), depth, room)
 
     def _states(self, side: str, recurrence: Recurrence) -> list[Tensor]:
         steps = self.config.steps if side in self.projectors else 0

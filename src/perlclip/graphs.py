@@ -1,0 +1,144 @@
+"""CUDA graphs: work of one shape recorded once and replayed, without Python or a launch per kernel.
+
+A frozen CLIP that thinks is hundreds of small kernels; at a batch of one or four the card waits for the next launch
+most of the time. A recorded graph has all of them in one launch. The numbers are those of the kernels recorded.
+"""
+
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perlclip.errors import PerlclipError, unknown_name
+
+MODES = ("auto", "on", "off")
+WARM_UPS = 2  # runs before recording, in which libraries choose their kernels
+Work = Callable[..., Sequence[Tensor]]
+
+
+_recording: ContextVar[bool] = ContextVar("recording", default=False)
+
+
+def recording() -> bool:
+    """Whether what runs now is on its way into a graph, so that launching a kernel will cost nothing."""
+    return _recording.get()
+
+
+@contextmanager
+def _record() -> Iterator[None]:
+    token = _recording.set(True)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+class Recorded:
+    """A function of tensors as a CUDA graph. What it returns is overwritten by the next call."""
+
+    def __init__(self, work: Work, inputs: Sequence[Tensor]) -> None:
+        self.inputs = [tensor.clone() for tensor in inputs]
+        with _record():
+            self._warm_up(work)
+            self.graph = torch.cuda.CUDAGraph()
+            # Other threads, those that pin the next batch, may go on meanwhile.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.outputs = work(*self.inputs)
+
+    def _warm_up(self, work: Work) -> None:
+        here, side = torch.cuda.current_stream(), _stream()
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UPS):
+                work(*self.inputs)
+        here.wait_stream(side)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # the graph has memory of its own
+
+    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
+        for mine, given in zip(self.inputs, inputs, strict=True):
+            mine.copy_(given, non_blocking=True)
+        self.graph.replay()
+        return self.outputs
+
+
+class Compiled:
+    """A function of tensors that is recorded for each shape, at its call number `after`, where that is possible.
+
+    `mode` is "auto" (on for CUDA, off elsewhere), "on" or "off". If recording fails, a warning says why and the
+    function runs as it is. `seconds` is what recording has cost so far.
+    """
+
+    def __init__(self, work: Work, device: torch.device, mode: str = "auto", *, after: int = 2) -> None:
+        self.work, self.after = work, after
+        self.on = is_on(mode, device)
+        self.seconds = 0.0
+        self._calls: Counter[Any] = Counter()
+        self._recorded: dict[Any, Recorded] = {}
+
+    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
+        if not self.on:
+            return self.work(*inputs)
+        key = tuple((tensor.shape, tensor.dtype) for tensor in inputs)
+        self._calls[key] += 1
+        if self._calls[key] < self.after:
+            return self.work(*inputs)
+        if key not in self._recorded:
+            began = time.perf_counter()
+            try:
+                self._recorded[key] = Recorded(self.work, inputs)
+            except (RuntimeError, NotImplementedError) as error:
+                self.on = False
+                reason = str(error).strip().splitlines()[0]
+                warnings.warn(f"not compiled, going on without: {reason}", RuntimeWarning, stacklevel=2)
+                return self.work(*inputs)
+            finally:
+                self.seconds += time.perf_counter() - began
+        return self._recorded[key](*inputs)
+
+    def forget(self) -> None:
+        """What was recorded holds no longer; the next call records anew."""
+        self._recorded.clear()
+
+
+def is_on(mode: str, device: torch.device) -> bool:
+    """Whether `compile=mode` means CUDA graphs on this device."""
+    if mode not in MODES:
+        raise unknown_name("value of compile:", mode, MODES)
+    if mode == "on" and device.type != "cuda":
+        raise PerlclipError(f"compile='on' needs a CUDA device, not {device.type}; 'auto' is on where it can be")
+    return mode != "off" and device.type == "cuda"
+
+
+class Beside:
+    """Work that nothing waits for until `join`: in a recorded graph it runs at the same time as what follows."""
+
+    def __init__(self, device: torch.device) -> None:
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        self.here = torch.cuda.current_stream() if capturing else None
+        self.side = _stream() if capturing else None
+        self.context: AbstractContextManager[Any] = torch.cuda.stream(self.side) if capturing else nullcontext()
+
+    def __enter__(self) -> "Beside":
+        if self.side is not None and self.here is not None:
+            self.side.wait_stream(self.here)
+        self.context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.context.__exit__(*error)
+
+    def join(self) -> None:
+        """Wait for it."""
+        if self.side is not None and self.here is not None:
+            self.here.wait_stream(self.side)
+
+
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
