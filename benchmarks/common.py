@@ -94,7 +94,7 @@ def kept_for_backward(step: Callable[[], torch.Tensor], frozen: set[int]) -> flo
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in frozen:
             storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # itself, it would hold the graph that holds it
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss = step()
@@ -116,7 +116,7 @@ def machine(device: str) -> str:
 
 
 def file_name(benchmark: str, where: str, dtype: torch.dtype = torch.float32) -> str:
-    """`perl-speed-bf16-eager-h200-pt211.csv`: the name states the conditions."""
+    """`methods-speed-bf16-eager-h200-pt211.csv`: the name states the conditions."""
     short = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
     version = "".join(torch.__version__.split("+")[0].split(".")[:2])
     return f"{benchmark}-{short}-eager-{where}-pt{version}.csv"

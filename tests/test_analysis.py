@@ -417,6 +417,8 @@ def test_a_store_gives_curves_per_set_and_averaged(tiny, tmp_path):
         for seed in (1, 2):
             stored(store, tiny, dataset, seed)
     words = ["analyze", str(tmp_path / "bench"), "--out", str(tmp_path / "out"), "--max-images", "6", "--device", "cpu"]
+    refused = run(*words, "--how", "occlusion")
+    assert refused.exit_code == 2 and "--how is for an ADAPTER and DATA" in refused.output
     result = run(*words)
     assert result.exit_code == 0, result.output
     assert "base-to-novel: base: accuracy 50.0 → 61.5" in result.output

@@ -235,3 +235,19 @@ def test_projector_is_equation_one(backbone):
 def test_bad_settings_are_named(backbone, settings, words):
     with pytest.raises(perlclip.PerlclipError, match=words):
         perlclip.create_method("perl", backbone, **settings)
+
+
+def test_class_texts_in_groups_by_length_equal_those_in_one(backbone, monkeypatch):
+    names = [f"x{i}" for i in range(30)] + [f"an animal with quite a long name, number {i}" for i in range(3)] + ["y"]
+    method = perlclip.create_method("perl", backbone)
+    grouped = method.class_state(names)
+    monkeypatch.setattr("perlclip.backbone.clip.ROWS_A_GROUP", {False: 10**6, True: 10**6})
+    together = method.class_state(names)
+    assert (len(grouped.groups), len(together.groups)) == (2, 1)
+    rows = sum(group.refinement.x_BND[..., 0].numel() for group in grouped.groups)
+    assert rows < 0.5 * together.groups[0].refinement.x_BND[..., 0].numel()
+    a, b = (method.encode_text(state) for state in (grouped, together))
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    parameters = list(method.projectors["text"].parameters())
+    for x, y in zip(*(torch.autograd.grad(t[:, 0].sum(), parameters) for t in (a, b)), strict=True):
+        torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-3)

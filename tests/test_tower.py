@@ -5,6 +5,8 @@ import torch
 from transformers import CLIPModel
 
 from perlclip.backbone import Refinement
+from perlclip.backbone.clip import length_groups
+from perlclip.backbone.tower import Rows
 from tests.plain import padded
 
 CLOSE = dict(atol=1e-5, rtol=1e-5)
@@ -143,3 +145,42 @@ def test_shared_prefix_and_own_rows_in_one_go(any_backbone):
             torch.testing.assert_close(front, tower.block(2, prefix_APD), **CLOSE)
             longer = torch.cat([prefix_APD.repeat_interleave(4 // prefixes, 0), own_BND], 1)
             torch.testing.assert_close(behind, tower.block(2, longer)[:, 5:], **CLOSE)
+
+
+@pytest.mark.parametrize("side", ["vision", "text"])
+@pytest.mark.parametrize("start", [5, -1])
+def test_room_before_the_frozen_rows_changes_nothing(any_backbone, side, start):
+    tower = getattr(any_backbone, side)
+    start = start % tower.depth
+    x_BND, front_BkD = torch.randn(4, 9, tower.width), torch.randn(4, 3, tower.width)
+    rows_B, chosen_b = torch.tensor([0, 8, 3, 5]), torch.tensor([3, 1])
+    with torch.no_grad():
+        plain, roomy = (Refinement(tower, x_BND, rows_B, start, room) for room in (0, 2))
+        for k in (0, 2, 1, 3, 2):  # more than there is room for, and less than before
+            front = front_BkD[:, :k] if k else None
+            torch.testing.assert_close(roomy.pool(front), plain.pool(front), **CLOSE)
+        part = roomy.of(chosen_b)
+        torch.testing.assert_close(part.pool(front_BkD[chosen_b]), plain.pool(front_BkD)[chosen_b], **CLOSE)
+        assert torch.equal(roomy.x_BND, x_BND), "the frozen sequence is as it was"
+
+
+def test_rows_stay_in_float32_in_half_precision_on_the_cpu(clip_folder):
+    import perlclip
+
+    half = perlclip.load_backbone(str(clip_folder), dtype="bfloat16")
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        x_BND = half.vision.run(half.vision.embed(pixels), 0, 3)
+        assert x_BND.dtype == torch.float32
+        q_BHNd, *_ = half.vision.blocks[3].project_qkv(Rows(x_BND))
+    assert q_BHNd.dtype == torch.bfloat16, "but products are in half"
+
+
+def test_length_groups_save_rows():
+    lengths = [8] * 300 + [30] * 2 + [9] * 200
+    groups = length_groups(lengths, price=512)
+    assert sorted(i for group in groups for i in group) == list(range(502))
+    assert [max(lengths[i] for i in group) for group in groups] == [9, 30]
+    assert length_groups([5], 1) == [[0]]
+    assert length_groups([4, 9, 4], 6) == [[0, 2], [1]] and length_groups([4, 9, 4], 16) == [[0, 1, 2]]
+    assert length_groups([3, 40] * 200, 512) == [list(range(0, 400, 2)), list(range(1, 400, 2))]

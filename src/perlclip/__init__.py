@@ -11,14 +11,17 @@ __version__ = "0.1.0"
 _HOME = {
     "Adapter": "adapter",
     "Backbone": "backbone",
+    "Calibration": "calibration",
     "Classifier": "classifier",
     "DataSet": "data",
     "Evaluation": "evaluation",
     "ImageSet": "data",
     "PerlclipError": "errors",
+    "Policy": "adaptive",
     "Prediction": "classifier",
     "RECIPES": "recipes",
     "Recipe": "recipes",
+    "calibrate": "calibration",
     "create_method": "methods",
     "dataset_names": "data",
     "evaluate": "evaluation",
@@ -35,14 +38,17 @@ __all__ = [
     "RECIPES",
     "Adapter",
     "Backbone",
+    "Calibration",
     "Classifier",
     "DataSet",
     "Evaluation",
     "ImageSet",
     "PerlclipError",
+    "Policy",
     "Prediction",
     "Recipe",
     "__version__",
+    "calibrate",
     "create_method",
     "dataset_names",
     "evaluate",
@@ -58,7 +64,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from perlclip.adapter import Adapter, load_adapter, save_adapter
+    from perlclip.adaptive import Policy
     from perlclip.backbone import Backbone, load_backbone
+    from perlclip.calibration import Calibration, calibrate
     from perlclip.classifier import Classifier, Prediction
     from perlclip.data import DataSet, ImageSet, dataset_names, load_dataset, load_images, train_val
     from perlclip.errors import PerlclipError

@@ -19,6 +19,7 @@ from torch import Tensor
 
 import perlclip
 from perlclip.backbone import Backbone, load_backbone
+from perlclip.calibration import Calibration
 from perlclip.card import model_card
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
@@ -31,12 +32,16 @@ CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "REA
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """A trained method with the classes it was trained for; `info` is the whole of `adapter_config.json`."""
+    """A trained method with the classes it was trained for; `info` is the whole of `adapter_config.json`.
+
+    `adaptive` are the thresholds of adaptive thinking, if it was calibrated.
+    """
 
     method: Method
     class_names: tuple[str, ...]
     template: str
     info: dict[str, Any]
+    adaptive: Calibration | None = None
 
 
 def save_adapter(
@@ -47,8 +52,10 @@ def save_adapter(
     templates: str | Sequence[str],
     training: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
+    adaptive: Calibration | None = None,
 ) -> Path:
-    """Write an adapter folder; `templates` is the prompt that the method was trained with.
+    """Write an adapter folder; `templates` is the prompt that the method was trained with, `adaptive` what
+    `calibrate` has found for it.
 
     An older adapter there is replaced only once the new files are wholly on disk. A kill in the moment between their
     renames leaves a folder that is refused, never one that answers wrongly.
@@ -73,6 +80,7 @@ def save_adapter(
         "sentence": method.sentence(template),
         "training": dict(training or {}),
         "metrics": dict(metrics or {}),
+        **({"adaptive": adaptive.as_json()} if adaptive else {}),
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
     # The config comes last: it is what makes the other two valid.
@@ -107,7 +115,11 @@ def load_adapter(
     method = create_method(info["method"], backbone, **info["config"])
     _put_weights(method, tensors, folder)
     return Adapter(
-        method=method.eval(), class_names=tuple(info["class_names"]), template=info["templates"][0], info=info
+        method=method.eval(),
+        class_names=tuple(info["class_names"]),
+        template=info["templates"][0],
+        info=info,
+        adaptive=Calibration.from_json(info["adaptive"]) if "adaptive" in info else None,
     )
 
 
@@ -134,6 +146,11 @@ def read_info(folder: str | Path) -> dict[str, Any]:
             raise PerlclipError(f"adapter file {path} is damaged: field {key!r} is missing or not a {kind.__name__}")
     check_class_names(info["class_names"], unique=False)
     _single_template(info["templates"])
+    if "adaptive" in info:
+        try:
+            Calibration.from_json(info["adaptive"])
+        except PerlclipError as error:
+            raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
     return info
 
 

@@ -27,7 +27,7 @@ classifier = perlclip.Classifier.from_pretrained("{title}")
 print(classifier.predict("image.jpg").label)
 ```
 
-or `perlclip predict {title} image.jpg`.
+or `perlclip predict {title} image.jpg`.{adaptive}
 
 ## Classes
 
@@ -64,7 +64,15 @@ def model_card(info: Mapping[str, Any], title: str) -> str:
         training=_table({**info["training"], **{f"method: {k}": v for k, v in info["config"].items()}}),
         metrics=_table(info["metrics"]),
         fingerprint=info["backbone_fingerprint"],
+        adaptive=_adaptive(info),
     )
+
+
+def _adaptive(info: Mapping[str, Any]) -> str:
+    if "adaptive" not in info:
+        return ""
+    taken = f"{info['adaptive']['chosen'][0]:.1f} of {info['config']['steps']} on the training images"
+    return f' With `steps="adaptive"` an image takes only the refinement steps it needs, {taken}.'
 
 
 def _table(values: Mapping[str, Any]) -> str:

@@ -4,42 +4,82 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import overload
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
 
 from perlclip.adapter import load_adapter
+from perlclip.adaptive import Plan, Steps, image_steps, make_plan, refined_share
 from perlclip.backbone import Backbone
+from perlclip.calibration import Calibration
 from perlclip.data.images import read_image
-from perlclip.data.sets import ImageSource
+from perlclip.data.sets import ImageSet, ImageSource
+from perlclip.data.views import eval_batches
 from perlclip.errors import PerlclipError
+from perlclip.graphs import SMALL, Compiled
+from perlclip.limits import Budget, Deadline, Limit, Pace, check_limits
 from perlclip.methods.base import Method
+from perlclip.methods.perl import Perl
 from perlclip.prompts import DEFAULT_TEMPLATE, Classes, are_novel, check_class_names, check_template
+
+UNCALIBRATED = (
+    "; set them with perlclip.calibrate(method, train_set) and save the adapter again, or with `perlclip calibrate`"
+)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most probable label, its probability, and the best few of them, best first."""
+    """The most probable label, its probability, and the best few of them, best first.
+
+    `steps` are the refinement steps that the image took; None for methods that take none.
+    """
 
     label: str
     probability: float
     top: tuple[tuple[str, float], ...]
+    steps: int | None = None
 
 
 class Classifier:
-    """A method with a list of class names, ready to label images; `novel` says that it was trained on others."""
+    """A method with a list of class names, ready to label images.
+
+    `novel` says that it was trained on others; `adaptive` are the thresholds that `calibrate` has found for it.
+    `compile="auto"` replays small batches as CUDA graphs where there is CUDA, recorded when a size comes the second
+    time; `compile_seconds` says what that has cost.
+    """
 
     def __init__(
-        self, method: Method, class_names: Sequence[str], template: str = DEFAULT_TEMPLATE, *, novel: bool = False
+        self,
+        method: Method,
+        class_names: Sequence[str],
+        template: str = DEFAULT_TEMPLATE,
+        *,
+        novel: bool = False,
+        adaptive: Calibration | None = None,
+        compile: str = "auto",
     ) -> None:
         check_class_names(class_names, unique=False)  # as in ImageNet, where only the label tells two of them apart
         check_template(template)
         self.method = method.eval()
         self.class_names = tuple(class_names)
         self.template = template
+        self.adaptive = adaptive
+        self._pace = Pace()
+        self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
+        self._compiled = Compiled(lambda pixels: [method.logits(pixels, self._state)], method.backbone.device, compile)
+        self._stamp = method.stamp()
+        self._lock = Lock()  # a graph's input and output are one place for all threads
+
+    @property
+    def compile_seconds(self) -> float:
+        """What recording CUDA graphs has cost so far."""
+        return self._compiled.seconds
 
     @classmethod
     def from_pretrained(
@@ -51,6 +91,7 @@ class Classifier:
         backbone: Backbone | str | None = None,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "float32",
+        compile: str = "auto",
     ) -> "Classifier":
         """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open.
 
@@ -61,42 +102,119 @@ class Classifier:
             check_class_names(class_names)
         names = adapter.class_names if class_names is None else class_names
         novel = are_novel(names, adapter.class_names)
-        return cls(adapter.method, names, adapter.template if template is None else template, novel=novel)
+        template = adapter.template if template is None else template
+        return cls(adapter.method, names, template, novel=novel, adaptive=adapter.adaptive, compile=compile)
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a str is one image, not many
-        self, images: ImageSource, *, top_k: int = ..., batch_size: int = ...
+        self,
+        images: ImageSource,
+        *,
+        top_k: int = ...,
+        batch_size: int = ...,
+        workers: int = ...,
+        steps: Steps = ...,
+        max_mean_steps: float | None = ...,
+        max_ms: float | None = ...,
     ) -> Prediction: ...
     @overload
     def predict(
-        self, images: Iterable[ImageSource], *, top_k: int = ..., batch_size: int = ...
+        self,
+        images: Iterable[ImageSource],
+        *,
+        top_k: int = ...,
+        batch_size: int = ...,
+        workers: int = ...,
+        steps: Steps = ...,
+        max_mean_steps: float | None = ...,
+        max_ms: float | None = ...,
     ) -> list[Prediction]: ...
     def predict(
-        self, images: ImageSource | Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32
-    ) -> Prediction | list[Prediction]:
-        """Label one image, or several: paths, PIL images or uint8 arrays."""
-        if isinstance(images, str | Path | Image.Image | np.ndarray):
-            return next(self.predict_iter([images], top_k=top_k))
-        return list(self.predict_iter(images, top_k=top_k, batch_size=batch_size))
+        self, images: ImageSource | Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
+        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
+    ) -> Prediction | list[Prediction]:  # fmt: skip
+        """Label one image, or several: paths, PIL images or uint8 arrays, decoded by `workers` processes ahead of time.
+
+        PERL takes all K refinement steps, or `steps` of them, or with `steps="adaptive"` as many as each image needs.
+        `max_mean_steps` bounds their mean over all images that this classifier answers so; after `max_ms` milliseconds
+        a batch, decoding included, is given the answers it has, once its base pass is made. Both imply "adaptive".
+        """
+        one = isinstance(images, str | Path | Image.Image | np.ndarray)
+        found = self.predict_iter(
+            [images] if one else images,  # type: ignore[list-item,arg-type]
+            top_k=top_k, batch_size=batch_size, workers=workers,
+            steps=steps, max_mean_steps=max_mean_steps, max_ms=max_ms,
+        )  # fmt: skip
+        return next(found) if one else list(found)
 
     def predict_iter(
-        self, images: Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32
-    ) -> Iterator[Prediction]:
-        """The same, one after the other, holding one batch in memory."""
+        self, images: Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
+        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
+    ) -> Iterator[Prediction]:  # fmt: skip
+        """The same, one after the other, holding one batch in memory, or with `workers` a few."""
         if top_k < 1 or batch_size < 1:
             raise PerlclipError(f"top_k and batch size must be at least 1, got {top_k} and {batch_size}")
+        check_limits(max_mean_steps, max_ms)
+        batches = self._batches(images, batch_size, workers)
+        while True:
+            plan = self._plan(steps, max_mean_steps, max_ms)  # a deadline's clock starts here
+            pixels = next(batches, None)
+            if pixels is None:
+                return
+            yield from self._predict_batch(pixels, min(top_k, len(self.class_names)), plan)
+
+    def _batches(self, images: Iterable[ImageSource], batch_size: int, workers: int) -> Iterator[Tensor]:
+        preprocess = self.method.backbone.preprocess
+        if workers:
+            sources = list(images)
+            known = ImageSet(images=sources, labels=[0] * len(sources), class_names=("any",))
+            yield from (pixels for pixels, _ in eval_batches(known, preprocess, batch_size, workers))
+            return
         remaining = iter(images)
         while batch := list(islice(remaining, batch_size)):
-            yield from self._predict_batch(batch, min(top_k, len(self.class_names)))
+            yield torch.stack([preprocess.test_view(read_image(image)) for image in batch])
+
+    def _plan(self, steps: Steps, max_mean_steps: float | None, max_ms: float | None) -> Plan | None:
+        """How far a batch may think; None is all the way."""
+        unlimited = max_mean_steps is None and max_ms is None
+        if unlimited and (steps is None or (steps == image_steps(self.method) and type(steps) is int)):
+            return None
+        limits: list[Limit] = []
+        if max_ms is not None and isinstance(self.method, Perl):
+            limits.append(Deadline(max_ms, self._pace, refined_share(self.method)))
+        if max_mean_steps is not None:
+            limits.append(self._budgets.setdefault(max_mean_steps, Budget(max_mean_steps)))
+        policy = self.adaptive.within(max_mean_steps) if self.adaptive else None
+        return make_plan(self.method, steps, policy, limits, how=UNCALIBRATED)
 
     @torch.no_grad()
-    def _predict_batch(self, images: list[ImageSource], top_k: int) -> list[Prediction]:
-        backbone = self.method.backbone
-        pixels = torch.stack([backbone.preprocess.test_view(read_image(image)) for image in images])
-        probabilities_BC = self.method.logits(pixels.to(backbone.device), self._state).softmax(-1)
-        values_BT, indices_BT = (tensor.tolist() for tensor in probabilities_BC.topk(top_k))
+    def _predict_batch(self, pixels: Tensor, top_k: int, plan: Plan | None) -> list[Prediction]:
+        logits_BC, steps = self._answer(pixels.to(self.method.backbone.device, non_blocking=True), plan)
+        values_BT, indices_BT = (tensor.tolist() for tensor in logits_BC.softmax(-1).topk(top_k))
         tops = [
             tuple((self.class_names[i], p) for i, p in zip(indices, values, strict=True))
             for indices, values in zip(indices_BT, values_BT, strict=True)
         ]
-        return [Prediction(label=top[0][0], probability=top[0][1], top=top) for top in tops]
+        return [
+            Prediction(label=top[0][0], probability=top[0][1], top=top, steps=taken)
+            for top, taken in zip(tops, steps, strict=True)
+        ]
+
+    def _answer(self, pixels: Tensor, plan: Plan | None) -> tuple[Tensor, Sequence[int | None]]:
+        if self._stamp != self.method.stamp():
+            with self._lock:
+                self._stamp = self.method.stamp()
+                self._compiled.forget()
+        if plan is None:
+            return self._logits(pixels), [image_steps(self.method)] * len(pixels)
+        answer = plan.answer(pixels, self._state)
+        return answer.logits_BC, answer.steps_B.tolist()
+
+    def _logits(self, pixels: Tensor) -> Tensor:
+        count = len(pixels)
+        if not self._compiled.on or count > SMALL:
+            return self.method.logits(pixels, self._state)
+        size = 1 << (count - 1).bit_length()  # a graph for each power of two, not for each number
+        padded = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, size - count))
+        with self._lock:
+            return self._compiled(padded)[0][:count].clone()

@@ -6,16 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perlclip.adaptive import Plan, Policy, Steps, make_plan
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
+from perlclip.graphs import SMALL, Compiled
+from perlclip.limits import Budget, check_limits
 from perlclip.memory import Memory, SetMemory
-from perlclip.methods.base import Method
+from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Top-1 accuracy in percent over all images, with what stands behind it."""
+    """Top-1 accuracy in percent over all images, with what stands behind it.
+
+    If a number of steps was asked for, there is one row of answers, and `steps_B` says what each image took.
+    """
 
     accuracy: float
     class_accuracy: dict[str, float]
@@ -24,14 +30,22 @@ class Evaluation:
     predictions_KB: Tensor = field(repr=False)
     probabilities_BC: Tensor = field(repr=False)
     labels_B: Tensor = field(repr=False)
+    steps_B: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def mean_steps(self) -> float | None:
+        """Refinement steps that an image took."""
+        return None if self.steps_B is None else self.steps_B.double().mean().item()
 
     def metrics(self) -> dict[str, Any]:
         """The numbers, without the tensors."""
+        thought = {} if self.mean_steps is None else {"mean_steps": self.mean_steps}
         return {
             "accuracy": self.accuracy,
             "step_accuracy": self.step_accuracy,
             "class_accuracy": self.class_accuracy,
             "images": self.total,
+            **thought,
         }
 
 
@@ -45,30 +59,45 @@ def evaluate(
     workers: int = 0,
     progress: bool = True,
     memory: SetMemory | None = None,
+    steps: Steps = None,
+    policy: Policy | None = None,
+    max_mean_steps: float | None = None,
+    compile: str = "auto",
 ) -> Evaluation:
     """Classify every image among the set's own classes; the class texts are encoded once.
 
     `novel=True` says that these are not the classes trained on, which MMRL and MMRL++ answer differently. A `memory`
     of the set, used again for other methods and seeds, spares what their tests have in common and changes no number.
+
+    PERL takes all K steps, or `steps` of them, or with `steps="adaptive"` as many as the `policy` has each image take;
+    `max_mean_steps` bounds their mean. `compile="auto"` replays small batches as CUDA graphs where there is CUDA.
     """
     if not len(test_set):
         raise PerlclipError("the test set has no images")
+    plan = _plan(method, steps, policy, max_mean_steps)
     backbone = method.backbone
     memory = memory or Memory(limit=0).of(test_set.name)
     state = memory.class_state(method, test_set.classes, novel=novel)
     predictions: list[Tensor] = []
     probabilities: list[Tensor] = []
+    taken: list[Tensor] = []
+    finite: list[Tensor] = []
+    trajectory = Compiled(lambda pixels: [method.trajectory(pixels, state)], backbone.device, compile, after=3)
+    trajectory.on &= batch_size <= SMALL and memory.memory.limit == 0  # a graph cannot take what is remembered
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
         for pixels, batch in memory.batches(test_set, backbone, batch_size, workers):
             with memory.recall(batch, pixels, backbone.vision):
-                logits_KBC = method.trajectory(pixels, state)
-            if not torch.isfinite(logits_KBC).all():
-                raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")
-            predictions.append(logits_KBC.argmax(-1).cpu())
-            probabilities.append(logits_KBC[-1].softmax(-1).cpu())
+                logits_KBC, steps_B = _answer(trajectory, pixels, state, plan)
+            finite.append(torch.isfinite(logits_KBC).all())
+            predictions.append(logits_KBC.argmax(-1))
+            probabilities.append(logits_KBC[-1].softmax(-1))
+            taken += [] if steps_B is None else [steps_B]
             bar(len(pixels))
+    # Only now is the card waited for.
+    if not torch.stack(finite).all():
+        raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")
     labels_B = torch.as_tensor([int(label) for label in test_set.labels])
-    predictions_KB = torch.cat(predictions, 1)
+    predictions_KB = torch.cat(predictions, 1).cpu()
     correct_KB = predictions_KB == labels_B
     names = test_set.class_names
     return Evaluation(
@@ -81,9 +110,27 @@ def evaluate(
         step_accuracy=[_percent(correct_B) for correct_B in correct_KB],
         total=len(labels_B),
         predictions_KB=predictions_KB,
-        probabilities_BC=torch.cat(probabilities),
+        probabilities_BC=torch.cat(probabilities).cpu(),
         labels_B=labels_B,
+        steps_B=torch.cat(taken).cpu() if taken else None,
     )
+
+
+def _plan(method: Method, steps: Steps, policy: Policy | None, max_mean_steps: float | None) -> Plan | None:
+    """None is all steps, every one of them looked at."""
+    check_limits(max_mean_steps, None)
+    if steps is None and max_mean_steps is None:
+        return None
+    limits = [] if max_mean_steps is None else [Budget(max_mean_steps)]
+    return make_plan(method, steps, policy, limits, how="; pass policy=perlclip.calibrate(method, train_set).policy")
+
+
+def _answer(trajectory: Compiled, pixels: Tensor, state: ClassState, plan: Plan | None) -> tuple[Tensor, Tensor | None]:
+    """Logits of every step, or of each image's last, and the steps taken if there was a choice."""
+    if plan is None:
+        return trajectory(pixels)[0], None
+    answer = plan.answer(pixels, state)
+    return answer.logits_BC[None], answer.steps_B
 
 
 def _percent(correct: Tensor) -> float:

@@ -4,12 +4,12 @@ A frozen CLIP that thinks is hundreds of small kernels; at a batch of one or fou
 most of the time. A recorded graph has all of them in one launch. The numbers are those of the kernels recorded.
 """
 
+import gc
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,41 +18,46 @@ from torch import Tensor
 from perlclip.errors import PerlclipError, unknown_name
 
 MODES = ("auto", "on", "off")
+SMALL = 64  # images: a larger batch keeps the card busy while the next kernels are launched
 WARM_UPS = 2  # runs before recording, in which libraries choose their kernels
 Work = Callable[..., Sequence[Tensor]]
 
 
-_recording: ContextVar[bool] = ContextVar("recording", default=False)
+_recording = [0]  # for all threads, as backward passes have their own
 
 
 def recording() -> bool:
     """Whether what runs now is on its way into a graph, so that launching a kernel will cost nothing."""
-    return _recording.get()
+    return _recording[0] > 0
 
 
 @contextmanager
 def _record() -> Iterator[None]:
-    token = _recording.set(True)
+    here = torch.cuda.current_stream()
+    _recording[0] += 1
     try:
         yield
     finally:
-        _recording.reset(token)
+        _recording[0] -= 1
+        torch.cuda.set_stream(here)  # which a recording that fails does not see to
 
 
 class Recorded:
     """A function of tensors as a CUDA graph. What it returns is overwritten by the next call."""
 
     def __init__(self, work: Work, inputs: Sequence[Tensor]) -> None:
-        self.inputs = [tensor.clone() for tensor in inputs]
-        with _record():
+        with torch.inference_mode(False):  # they are written to from wherever it is called
+            self.inputs = [tensor.clone() for tensor in inputs]
+        gc.collect()  # what is left of earlier backward passes would tie the recording to their stream
+        with _on_device_of(self.inputs), _record():
             self._warm_up(work)
             self.graph = torch.cuda.CUDAGraph()
             # Other threads, those that pin the next batch, may go on meanwhile.
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, stream=_stream(None), capture_error_mode="thread_local"):
                 self.outputs = work(*self.inputs)
 
     def _warm_up(self, work: Work) -> None:
-        here, side = torch.cuda.current_stream(), _stream()
+        here, side = torch.cuda.current_stream(), _stream(None)
         side.wait_stream(here)
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
@@ -64,7 +69,8 @@ class Recorded:
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
         for mine, given in zip(self.inputs, inputs, strict=True):
             mine.copy_(given, non_blocking=True)
-        self.graph.replay()
+        with _on_device_of(self.inputs):
+            self.graph.replay()
         return self.outputs
 
 
@@ -72,7 +78,7 @@ class Compiled:
     """A function of tensors that is recorded for each shape, at its call number `after`, where that is possible.
 
     `mode` is "auto" (on for CUDA, off elsewhere), "on" or "off". If recording fails, a warning says why and the
-    function runs as it is. `seconds` is what recording has cost so far.
+    function runs as it is for that shape. `seconds` is what recording has cost so far.
     """
 
     def __init__(self, work: Work, device: torch.device, mode: str = "auto", *, after: int = 2) -> None:
@@ -80,7 +86,7 @@ class Compiled:
         self.on = is_on(mode, device)
         self.seconds = 0.0
         self._calls: Counter[Any] = Counter()
-        self._recorded: dict[Any, Recorded] = {}
+        self._recorded: dict[Any, Recorded | Work] = {}
 
     def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
         if not self.on:
@@ -91,20 +97,27 @@ class Compiled:
             return self.work(*inputs)
         if key not in self._recorded:
             began = time.perf_counter()
-            try:
-                self._recorded[key] = Recorded(self.work, inputs)
-            except (RuntimeError, NotImplementedError) as error:
-                self.on = False
-                reason = str(error).strip().splitlines()[0]
-                warnings.warn(f"not compiled, going on without: {reason}", RuntimeWarning, stacklevel=2)
-                return self.work(*inputs)
-            finally:
-                self.seconds += time.perf_counter() - began
+            self._recorded[key] = self._record(inputs)
+            self.seconds += time.perf_counter() - began
         return self._recorded[key](*inputs)
+
+    def _record(self, inputs: Sequence[Tensor]) -> "Recorded | Work":
+        try:
+            return Recorded(self.work, inputs)
+        except PerlclipError:
+            raise
+        except Exception as error:  # CUDA's, Triton's, or the work's own, which it will then raise again
+            cause = error.__context__ or error
+            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        gc.collect()  # what the failed recording held
+        torch.cuda.empty_cache()
+        warnings.warn(f"not compiled, going on without: {reason}", RuntimeWarning, stacklevel=3)
+        return self.work
 
     def forget(self) -> None:
         """What was recorded holds no longer; the next call records anew."""
         self._recorded.clear()
+        self._calls.clear()
 
 
 def is_on(mode: str, device: torch.device) -> bool:
@@ -121,8 +134,8 @@ class Beside:
 
     def __init__(self, device: torch.device) -> None:
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        self.here = torch.cuda.current_stream() if capturing else None
-        self.side = _stream() if capturing else None
+        self.here = torch.cuda.current_stream(device) if capturing else None
+        self.side = _stream(device) if capturing else None
         self.context: AbstractContextManager[Any] = torch.cuda.stream(self.side) if capturing else nullcontext()
 
     def __enter__(self) -> "Beside":
@@ -140,5 +153,10 @@ class Beside:
             self.here.wait_stream(self.side)
 
 
-def _stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def _stream(device: torch.device | None) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _on_device_of(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """Streams and graphs belong to the current device, which need not be that of the tensors."""
+    return torch.cuda.device(tensors[0].device) if tensors else nullcontext()

@@ -91,9 +91,12 @@ def fit(
     started = time.perf_counter()
     first = len(run.losses)
     method.train()
-    with progress_bar("fit", total, show=progress, done=first) as bar, _interrupt_flag() as interrupted:
-        for epoch in range(run.epoch, run.recipe.epochs):
-            run.train_epoch(epoch, bar, path, interrupted)
+    try:
+        with progress_bar("fit", total, show=progress, done=first) as bar, _interrupt_flag() as interrupted:
+            for epoch in range(run.epoch, run.recipe.epochs):
+                run.train_epoch(epoch, bar, path, interrupted)
+    finally:
+        run.release()
     method.eval()
     run.take_average()
     run.require_finite()
@@ -125,13 +128,15 @@ class _Run:
         self.method, self.train_set, self.recipe = method, train_set, recipe
         self.seed, self.precision, self.workers = seed, precision, workers
         device = method.backbone.device
-        self.optimizer: Optimizer = recipe.build_optimizer(method.parameters(), fused=device.type == "cuda")
+        if compile == "on" and precision == "float16":
+            raise PerlclipError("compile='on' does not go with float16, whose loss scale is adapted step by step")
+        # A loss scale is adapted on the host, step by step, and fused SGD does not get over a first step left out.
+        self.ahead = device.type == "cuda" and precision != "float16"
+        self.optimizer: Optimizer = recipe.build_optimizer(method.parameters(), fused=self.ahead)
         # A scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones.
         self.scaler = torch.amp.GradScaler(device.type, init_scale=256.0, enabled=precision == "float16")
         self.averages = {name: torch.zeros_like(p) for name, p in method.named_parameters()} if recipe.average else {}
         self.class_state = method.class_state(train_set.classes)
-        # A loss scale is adapted on the host, step by step.
-        self.ahead = device.type == "cuda" and not self.scaler.is_enabled()
         self.gradients = Compiled(self._gradients, device, compile, after=RECORD_AFTER)
         self.gradients.on &= self.ahead
         self.unread: list[Tensor] = []
@@ -194,7 +199,7 @@ class _Run:
         self.images += len(labels)
         self.step += 1
 
-    def _gradients(self, pixels: Tensor, labels: Tensor) -> list[Tensor]:
+    def _gradients(self, pixels: Tensor, labels: Tensor) -> list[Any]:
         """The loss, and its gradient with respect to each parameter."""
         dtype = PRECISIONS[self.precision]
         halved = dtype is not None and dtype != self.method.backbone.dtype  # the towers are not in half already
@@ -203,7 +208,8 @@ class _Run:
         if not loss.requires_grad:
             raise PerlclipError(f"with these settings nothing that {self.method.name} trains reaches the loss")
         gradients = torch.autograd.grad(self.scaler.scale(loss), list(self.method.parameters()), allow_unused=True)
-        return [loss.detach(), *gradients]
+        # Fused optimisers want them laid out as the parameters are.
+        return [loss.detach(), *(None if g is None else g.contiguous() for g in gradients)]
 
     def read_losses(self) -> None:
         """Fetch the losses not read yet, and stop at one that is not a number."""
@@ -216,6 +222,12 @@ class _Run:
                     f"({self.recipe.lr:g}) or use float32"
                 )
             self.losses.append(value)
+
+    def release(self) -> None:
+        """Let go of what the steps were recorded in: gigabytes with many classes."""
+        self.gradients.forget()
+        for p in self.method.parameters():
+            p.grad = None
 
     def take_average(self) -> None:
         """Weights of the epochs' ends averaged, where the recipe says so."""

@@ -36,18 +36,18 @@ class Tokens:
         """The same prompts in a few groups of about one length, each cut after its longest, with their places."""
         lengths = (self.eos_B + 1).tolist()
         groups = []
-        for members in length_groups(lengths):
+        for members in length_groups(lengths, ROWS_A_GROUP[self.eos_B.is_cuda]):
             members_b = torch.tensor(members, device=self.eos_B.device)
             longest = max(lengths[i] for i in members)
             groups.append((Tokens(self.ids_BN[members_b, :longest], self.eos_B[members_b]), members_b))
         return groups
 
 
-# A group of texts more costs kernels of its own, about as much as so many rows.
-ROWS_A_GROUP = 512
+# A group of texts more costs kernels of its own, about as much as so many rows; on CUDA, where they are small, more.
+ROWS_A_GROUP = {False: 128, True: 2048}
 
 
-def length_groups(lengths: Sequence[int]) -> list[list[int]]:
+def length_groups(lengths: Sequence[int], price: int) -> list[list[int]]:
     """Indices in groups by length, such that rows after padding, plus a price for each group, are fewest."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     # ends[j]: one behind the last index, in that order, of the j-th distinct length.
@@ -55,7 +55,7 @@ def length_groups(lengths: Sequence[int]) -> list[list[int]]:
     best: dict[int, tuple[int, int]] = {0: (0, 0)}  # end -> (price so far, start of the last group)
     for end in ends:
         longest = lengths[order[end - 1]]
-        best[end] = min((best[start][0] + (end - start) * longest + ROWS_A_GROUP, start) for start in best)
+        best[end] = min((best[start][0] + (end - start) * longest + price, start) for start in best)
     groups, end = [], len(order)
     while end:
         start = best[end][1]

@@ -1,9 +1,12 @@
-"""Two steps of a transformer block that need only one pass over memory where nobody asks for gradients.
+"""Two steps of a transformer block that need only one pass over memory.
 
-`add_norm` and `linear_silu` are plain torch, and on CUDA, in half precision and without a graph, the kernels of
-`kernels.py`: same function, one rounding less. Starting such a kernel costs more than torch's own, so that small inputs
-are worth it only on their way into a CUDA graph, where starting is free.
+`add_norm` and, where nobody asks for gradients, `linear_silu` are on CUDA and in half precision the kernels of
+`kernels.py`, elsewhere plain torch: same function, one rounding less. Starting such a kernel costs more than starting
+torch's own, so that small inputs are worth it only on their way into a CUDA graph, where starting is free.
 """
+
+import warnings
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +20,21 @@ TILES = 4096  # rows from which on our matrix product beats cuBLAS' with an acti
 
 def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """x + a, and its norm."""
-    if has_kernels(x, a):
+    if has_kernels(x):
         from perlclip.backbone import kernels
 
-        return kernels.add_norm(x, a, norm)
+        if not wants_gradient(x, a):
+            return kernels.add_norm(x, a, norm)
+        if not norm.weight.requires_grad:
+            out: tuple[Tensor, Tensor] = kernels.AddNorm.apply(x, a, norm)  # type: ignore[no-untyped-call]
+            return out
     total = x + a
     return total, norm(total)
 
 
 def linear_silu(y: Tensor, linear: nn.Linear) -> Tensor:
     """silu(W y + b)."""
-    if has_kernels(y) and y.numel() >= TILES * y.shape[-1]:
+    if has_kernels(y) and not wants_gradient(y) and y.numel() >= TILES * y.shape[-1]:
         from perlclip.backbone import kernels
 
         if kernels.can_multiply(linear):
@@ -35,20 +42,33 @@ def linear_silu(y: Tensor, linear: nn.Linear) -> Tensor:
     return F.silu(linear(y))
 
 
-def has_kernels(*tensors: Tensor) -> bool:
-    """Whether these are half-precision tensors on CUDA, outside autograd and autocast, and a kernel would pay."""
-    first = tensors[0]
+def wants_gradient(*tensors: Tensor) -> bool:
+    """Whether autograd records what is done with these."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether this is a half-precision tensor on CUDA, outside autocast, for which a kernel pays."""
     return (
-        first.is_cuda
-        and first.dtype in (torch.bfloat16, torch.float16)
-        and (first.numel() >= LARGE or recording())
+        x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and (x.numel() >= LARGE or recording())
         and not torch.is_autocast_enabled("cuda")
-        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-        and _has_triton()
+        and _kernels_work(x.device)
     )
 
 
-def _has_triton() -> bool:
-    from torch.utils._triton import has_triton
+@cache
+def _kernels_work(device: torch.device) -> bool:
+    """Triton may be absent, or present without the compiler that it needs: try it once."""
+    try:
+        from perlclip.backbone import kernels
 
-    return has_triton()
+        with torch.no_grad(), torch.inference_mode(False):
+            x = torch.ones(1, 1, 16, device=device, dtype=torch.bfloat16)
+            kernels.add_norm(x, x, nn.LayerNorm(16, device=device, dtype=torch.bfloat16))
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warnings.warn(f"fused kernels do not work here, going on without: {reason}", RuntimeWarning, stacklevel=2)
+        return False
+    return True

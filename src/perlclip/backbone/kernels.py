@@ -13,7 +13,7 @@ try:
 except ImportError:  # before Triton 3.3
     TensorDescriptor = None
 
-TILE: dict[str, Any] = dict(BM=128, BN=256, BK=64, GROUP=8, HALVES=False, num_warps=8, num_stages=3)
+TILE: dict[str, int] = dict(BM=128, BN=256, BK=64, GROUP=8, num_warps=8, num_stages=4)
 
 
 @triton.jit
@@ -34,6 +34,45 @@ def _add_norm(x_ptr, a_ptr, weight_ptr, bias_ptr, sum_ptr, y_ptr, D, N, stride_b
     tl.store(y_ptr + here, (centred * scale * weight + bias).to(x.dtype), mask=inside)
 
 
+@triton.jit
+def _add_norm_backward(total_ptr, weight_ptr, d_total_ptr, d_y_ptr, out_ptr, D, eps, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    inside = columns < D
+    here = tl.program_id(0).to(tl.int64) * D + columns
+    total = tl.load(total_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    centred = tl.where(inside, total - tl.sum(total) / D, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred) / D + eps)
+    normed = centred * scale
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    d_normed = tl.load(d_y_ptr + here, mask=inside, other=0.0).to(tl.float32) * weight
+    d_total = tl.load(d_total_ptr + here, mask=inside, other=0.0)
+    through = (d_normed - tl.sum(d_normed) / D - normed * (tl.sum(d_normed * normed) / D)) * scale
+    tl.store(out_ptr + here, (d_total.to(tl.float32) + through).to(d_total.dtype), mask=inside)
+
+
+class AddNorm(torch.autograd.Function):
+    """`add_norm` for training; the norm is frozen, so that the gradient of both summands is all there is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        total, y = add_norm(x, a, norm)
+        ctx.save_for_backward(total)
+        ctx.norm = norm
+        return total, y
+
+    @staticmethod
+    def backward(ctx: Any, d_total: Tensor, d_y: Tensor) -> tuple[Tensor, Tensor, None]:
+        (total,) = ctx.saved_tensors
+        D, norm, out = total.shape[-1], ctx.norm, torch.empty_like(total)
+        block = triton.next_power_of_2(D)
+        with torch.cuda.device(total.device):
+            _add_norm_backward[(total.numel() // D,)](
+                total, norm.weight, d_total.contiguous(), d_y.contiguous(), out, D, norm.eps,
+                BLOCK=block, num_warps=max(1, block // 256),
+            )  # fmt: skip
+        return out, out, None
+
+
 def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """x + a and its norm, a row a program; x may be a part of longer sequences."""
     D = x.shape[-1]
@@ -42,18 +81,18 @@ def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     total = torch.empty(a.shape, dtype=a.dtype, device=a.device)
     y = torch.empty_like(total)
     block = triton.next_power_of_2(D)
-    _add_norm[(a.numel() // D,)](
-        x, a.contiguous(), norm.weight, norm.bias, total, y, D, x.shape[1], x.stride(0), x.stride(1), norm.eps,
-        BLOCK=block, num_warps=max(1, block // 256),
-    )  # fmt: skip
+    with torch.cuda.device(x.device):
+        _add_norm[(a.numel() // D,)](
+            x, a.contiguous(), norm.weight, norm.bias, total, y, D, x.shape[1], x.stride(0), x.stride(1), norm.eps,
+            BLOCK=block, num_warps=max(1, block // 256),
+        )  # fmt: skip
     return total, y
 
 
 @triton.jit
 def _linear_silu(
     y_desc, w_desc, bias_ptr, out_desc, M, N, K,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, HALVES: tl.constexpr,
-    PROGRAMS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """A persistent product: each program takes tile after tile, in groups of rows that share the weights in cache."""
     tiles_m, tiles_n = tl.cdiv(M, BM), tl.cdiv(N, BN)
@@ -67,33 +106,32 @@ def _linear_silu(
             total = tl.dot(y_desc.load([m, k]), w_desc.load([n, k]).T, total)
         total += tl.load(bias_ptr + n + tl.arange(0, BN))[None, :].to(tl.float32)
         total = total * tl.sigmoid(total)
-        if HALVES:  # less shared memory for the way out, more for the way in
-            left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
-            out_desc.store([m, n], left.to(bias_ptr.dtype.element_ty))
-            out_desc.store([m, n + BN // 2], right.to(bias_ptr.dtype.element_ty))
-        else:
-            out_desc.store([m, n], total.to(bias_ptr.dtype.element_ty))
+        # In halves: less shared memory for the way out, more for the way in.
+        left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
+        out_desc.store([m, n], left.to(bias_ptr.dtype.element_ty))
+        out_desc.store([m, n + BN // 2], right.to(bias_ptr.dtype.element_ty))
 
 
 def can_multiply(linear: nn.Linear) -> bool:
     """Whether `linear_silu` takes this layer: whole tiles of it, and a card with Hopper's copy engine."""
     N, K = linear.weight.shape
-    hopper = torch.cuda.get_device_capability(linear.weight.device) >= (9, 0)
+    hopper = torch.version.hip is None and torch.cuda.get_device_capability(linear.weight.device)[0] == 9
     return TensorDescriptor is not None and hopper and N % TILE["BN"] == 0 and K % TILE["BK"] == 0
 
 
-def linear_silu(y: Tensor, linear: nn.Linear, tile: dict[str, Any] = TILE) -> Tensor:
+def linear_silu(y: Tensor, linear: nn.Linear) -> Tensor:
     """silu(W y + b): a matrix product with the activation before its result is written."""
     y_MK = y.reshape(-1, y.shape[-1])
     (M, K), N = y_MK.shape, len(linear.weight)
     out_MN = y.new_empty(M, N)
-    BM, BN, BK = tile["BM"], tile["BN"], tile["BK"]
+    BM, BN, BK = TILE["BM"], TILE["BN"], TILE["BK"]
     programs = torch.cuda.get_device_properties(y.device).multi_processor_count
-    _linear_silu[(programs,)](
-        TensorDescriptor.from_tensor(y_MK, [BM, BK]),
-        TensorDescriptor.from_tensor(linear.weight, [BN, BK]),
-        linear.bias,
-        TensorDescriptor.from_tensor(out_MN, [BM, BN // 2 if tile["HALVES"] else BN]),
-        M, N, K, PROGRAMS=programs, **tile,
-    )  # fmt: skip
+    with torch.cuda.device(y.device):
+        _linear_silu[(programs,)](
+            TensorDescriptor.from_tensor(y_MK, [BM, BK]),
+            TensorDescriptor.from_tensor(linear.weight, [BN, BK]),
+            linear.bias,
+            TensorDescriptor.from_tensor(out_MN, [BM, BN // 2]),
+            M, N, K, PROGRAMS=programs, **TILE,
+        )  # fmt: skip
     return out_MN.view(*y.shape[:-1], N)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -221,11 +221,13 @@ class Tower(nn.Module):
         In half precision on the CPU, rows between blocks stay in float32: there it costs next to nothing, and a few
         answers in a thousand change instead of a few in a hundred. On CUDA it would cost a tenth of the time.
         """
-        self.to(device=device, dtype=dtype)
         rows = torch.float32 if device.type == "cpu" else dtype
-        for norm in (module for module in self.modules() if isinstance(module, Norm)):
-            norm.to(rows).result = dtype
-        self.embed.to(rows)
+        self.to(device=device, dtype=rows)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                module.to(dtype)
+            if isinstance(module, Norm):
+                module.result = dtype
         if isinstance(self.embed, ImageEmbedding):
             self.embed.norm.result = rows
             self.embed.patch.data = self.embed.patch.to(dtype)
@@ -439,7 +441,7 @@ def _serve(rows: Tensor, count: int, dim: int) -> Tensor:
     return rows if count == A else rows.repeat_interleave(count // A, dim)
 
 
-@lru_cache(maxsize=64)
+@cache  # a CUDA graph may still read one that has not been asked for lately
 def _causal_mask(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The last rows of a causal mask, to be added: row i sees all that stands before the sequence, and itself up to i.
 

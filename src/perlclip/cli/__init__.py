@@ -1,4 +1,4 @@
-"""The command line: `perlclip fit | predict | eval | methods | inspect | demo | bench | data | report
+"""The command line: `perlclip fit | calibrate | predict | eval | methods | inspect | demo | bench | data | report
 | explain | analyze`.
 
 Only `click` is imported here and in the commands' modules at the top, so that `--help` answers at once. Errors of the
@@ -13,7 +13,7 @@ import perlclip
 from perlclip.cli.adapters import eval_, inspect, methods, predict
 from perlclip.cli.look import analyze, explain
 from perlclip.cli.research import bench, data, demo, report
-from perlclip.cli.training import fit
+from perlclip.cli.training import calibrate, fit
 from perlclip.errors import PerlclipError
 
 
@@ -35,7 +35,8 @@ class _Commands(click.Group):
 
 def _out_of_memory(error: RuntimeError) -> bool:
     """torch has no class of its own for this on the CPU."""
-    return "memory" in str(error)
+    text = str(error)
+    return any(words in text for words in ("out of memory", "not enough memory", "can't allocate memory"))
 
 
 def _sentence(error: BaseException) -> str:
@@ -53,5 +54,5 @@ def main(debug: bool) -> None:
     """Adapt a frozen CLIP from a handful of images, and use what came out."""
 
 
-for command in (fit, predict, eval_, inspect, methods, bench, data, report, demo, explain, analyze):
+for command in (fit, calibrate, predict, eval_, inspect, methods, bench, data, report, demo, explain, analyze):
     main.add_command(command)

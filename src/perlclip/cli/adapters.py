@@ -3,9 +3,9 @@
 import csv
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,13 +14,20 @@ from perlclip.cli.common import (
     FOLDER,
     POSITIVE,
     backbone_options,
+    compile_option,
     console,
     image_paths,
     name_list,
+    steps_options,
     table_of,
     workers_option,
 )
 from perlclip.errors import PerlclipError
+
+if TYPE_CHECKING:
+    from perlclip.classifier import Prediction
+
+    Writer = Callable[[Path, Prediction], None]
 
 
 @click.command()
@@ -28,15 +35,20 @@ from perlclip.errors import PerlclipError
 @click.argument("images", nargs=-1, required=True)
 @click.option("--top-k", type=POSITIVE, default=1, show_default=True, help="Labels for each image.")
 @click.option("--json", "form", flag_value="json", help="One JSON object a line.")
-@click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability.")
+@click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability, and steps if asked for.")
 @click.option("--class-names", type=FOLDER, help="Other classes than the adapter's: a name a line, or a JSON list.")
 @click.option("--template", help="Another prompt than the adapter's.")
 @click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
 @click.option("--batch-size", type=POSITIVE, default=32, show_default=True)
+@steps_options
+@click.option("--max-ms", type=float, metavar="X", help="Milliseconds for a batch; its base pass is always made.")
 @backbone_options
+@compile_option
+@workers_option
 def predict(
     adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, class_names: Path | None,
-    template: str | None, backbone: str | None, batch_size: int, device: str, precision: str,
+    template: str | None, backbone: str | None, batch_size: int, device: str, precision: str, compile: str,
+    workers: int, **thinking: Any,
 ) -> None:  # fmt: skip
     """Label IMAGES: files, folders, or globs in quotes."""
     from perlclip.progress import progress_bar
@@ -44,42 +56,47 @@ def predict(
     paths = image_paths(images)
     names = name_list(class_names)
     classifier = perlclip.Classifier.from_pretrained(
-        adapter, class_names=names, template=template, backbone=backbone, device=device, dtype=precision
-    )
-    write = _WRITERS[form]()
+        adapter, class_names=names, template=template, backbone=backbone, device=device, dtype=precision,
+        compile=compile,
+    )  # fmt: skip
+    write = _WRITERS[form](any(value is not None for value in thinking.values()))
     with progress_bar("predict", len(paths), show=not sys.stdout.isatty()) as bar:
-        predictions = classifier.predict_iter(paths, top_k=top_k, batch_size=batch_size)
+        predictions = classifier.predict_iter(paths, top_k=top_k, batch_size=batch_size, workers=workers, **thinking)
         for path, prediction in zip(paths, predictions, strict=True):
-            write(path, prediction.top)
+            write(path, prediction)
             bar()
 
 
-def _write_text() -> Any:
-    def write(path: Path, top: Sequence[tuple[str, float]]) -> None:
-        click.echo(f"{path}\t" + "\t".join(f"{label}\t{p:.4f}" for label, p in top))
+def _write_text(with_steps: bool) -> "Writer":
+    def write(path: Path, found: "Prediction") -> None:
+        words = [f"{label}\t{p:.4f}" for label, p in found.top]
+        click.echo("\t".join([str(path), *words, *([f"steps={found.steps}"] if with_steps else [])]))
 
     return write
 
 
-def _write_json() -> Any:
-    def write(path: Path, top: Sequence[tuple[str, float]]) -> None:
-        labels = [{"label": label, "probability": p} for label, p in top]
-        click.echo(json.dumps({"image": str(path), **labels[0], "top": labels}, ensure_ascii=False))
+def _write_json(with_steps: bool) -> "Writer":
+    def write(path: Path, found: "Prediction") -> None:
+        labels = [{"label": label, "probability": p} for label, p in found.top]
+        steps = {"steps": found.steps} if with_steps else {}
+        click.echo(json.dumps({"image": str(path), **labels[0], **steps, "top": labels}, ensure_ascii=False))
 
     return write
 
 
-def _write_csv() -> Any:
+def _write_csv(with_steps: bool) -> "Writer":
     writer: Any = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["image", "rank", "label", "probability"])
+    writer.writerow(["image", "rank", "label", "probability", *(["steps"] if with_steps else [])])
 
-    def write(path: Path, top: Sequence[tuple[str, float]]) -> None:
-        writer.writerows((path, rank, label, f"{p:.6f}") for rank, (label, p) in enumerate(top, start=1))
+    def write(path: Path, found: "Prediction") -> None:
+        steps = [found.steps] if with_steps else []
+        for rank, (label, p) in enumerate(found.top, start=1):
+            writer.writerow([path, rank, label, f"{p:.6f}", *steps])
 
     return write
 
 
-_WRITERS: dict[str | None, Any] = {None: _write_text, "json": _write_json, "csv": _write_csv}
+_WRITERS: dict[str | None, Callable[[bool], "Writer"]] = {None: _write_text, "json": _write_json, "csv": _write_csv}
 
 
 @click.command("eval")
@@ -93,13 +110,17 @@ _WRITERS: dict[str | None, Any] = {None: _write_text, "json": _write_json, "csv"
 @click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
 @click.option("--batch-size", type=POSITIVE, default=64, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The metrics as one JSON object.")
+@steps_options
 @backbone_options
+@compile_option
 @workers_option
 def eval_(
     adapter: Path, data: Path, split: str | None, class_names: Path | None, template: str | None,
-    backbone: str | None, batch_size: int, as_json: bool, device: str, precision: str, workers: int,
+    backbone: str | None, batch_size: int, as_json: bool, device: str, precision: str, compile: str, workers: int,
+    steps: Any, max_mean_steps: float | None,
 ) -> None:  # fmt: skip
     """Accuracy of ADAPTER on the labelled images of DATA."""
+    from perlclip.adaptive import image_steps
     from perlclip.data import load_images, read_class_names
     from perlclip.data.folder import match_classes
     from perlclip.prompts import are_novel
@@ -110,7 +131,14 @@ def eval_(
     if names is None:
         images = match_classes(images, loaded.class_names)
     novel = are_novel(images.class_names, loaded.class_names)
-    result = perlclip.evaluate(loaded.method, images, novel=novel, batch_size=batch_size, workers=workers)
+    adaptively = steps == "adaptive" or (steps is None and max_mean_steps is not None)
+    if adaptively and loaded.adaptive is None and image_steps(loaded.method):
+        raise PerlclipError(f"{adapter} has no thresholds for adaptive thinking; set them with `perlclip calibrate`")
+    policy = loaded.adaptive.within(max_mean_steps) if loaded.adaptive else None
+    result = perlclip.evaluate(
+        loaded.method, images, novel=novel, batch_size=batch_size, workers=workers, steps=steps, policy=policy,
+        max_mean_steps=max_mean_steps, compile=compile,
+    )  # fmt: skip
     if as_json:
         click.echo(json.dumps(result.metrics(), ensure_ascii=False))
     else:
@@ -125,6 +153,8 @@ def _print_evaluation(metrics: dict[str, Any]) -> None:
     steps = metrics["step_accuracy"]
     if len(steps) > 1:
         click.echo("by step k = 0, 1, …: " + "  ".join(f"{accuracy:.1f}" for accuracy in steps))
+    if "mean_steps" in metrics:
+        click.echo(f"{metrics['mean_steps']:.2f} refinement steps an image")
     click.echo(f"accuracy {metrics['accuracy']:.2f} % on {metrics['images']} images")
 
 

@@ -35,6 +35,38 @@ def backbone_options(command: Any) -> Any:
     return command
 
 
+def compile_option(command: Any) -> Any:
+    """`--compile`."""
+    option = click.option(
+        "--compile", type=click.Choice(["auto", "on", "off"]), default="auto", show_default=True,
+        help="Record training steps and small batches as CUDA graphs; auto: where there is CUDA.",
+    )  # fmt: skip
+    return option(command)
+
+
+def steps_options(command: Any) -> Any:
+    """`--steps` and `--max-mean-steps`."""
+    for option in (
+        click.option(
+            "--max-mean-steps", type=float, metavar="X", help="At most so many refinement steps an image in the mean."
+        ),
+        click.option(
+            "--steps", callback=_steps, metavar="N|adaptive",
+            help="Refinement steps of PERL: a number, or as many as each image needs; all if not given.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _steps(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
+    if value is None or value == "adaptive":
+        return value
+    if not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither a whole number nor 'adaptive'", ctx, param)
+    return int(value)
+
+
 def method_settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
     """`steps=2` as the type that the method's setting has."""
     from dataclasses import fields

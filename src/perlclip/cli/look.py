@@ -81,6 +81,10 @@ def analyze(adapter: Path, data: str | None, out: Path, root: Path | None, devic
 
     if not adapter.is_dir() or next(adapter.rglob("run.json"), None) is None:
         raise PerlclipError(f"{adapter} is no folder of runs; to analyze an adapter, name DATA as well")
+    source = click.get_current_context().get_parameter_source
+    for name in set(options) - {"max_images", "workers"}:
+        if source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} is for an ADAPTER and DATA: a STORE's runs have theirs")
     limit = {"images": options["max_images"]} if options["max_images"] else {}
     averages = analyze_store(adapter, out, device=device, root=root, workers=options["workers"], **limit)
     for setting, found in averages.items():

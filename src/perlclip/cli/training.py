@@ -1,4 +1,4 @@
-"""Making adapters: `perlclip fit`."""
+"""Making adapters: `perlclip fit | calibrate`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +16,7 @@ from perlclip.cli.common import (
     POSITIVE,
     SEED,
     backbone_options,
+    compile_option,
     method_settings,
     workers_option,
 )
@@ -55,13 +56,15 @@ UNTRAINED_METHOD = "zero-shot"
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
 @backbone_options
+@compile_option
 @workers_option
 def fit(
     data: Path, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe_name: str | None, seed: int,
     shots: int | None, val: int, class_names: Path | None, template: str, resume: bool, overwrite: bool,
-    device: str, precision: str, workers: int, **changes: Any,
+    device: str, precision: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder of class folders, or a CSV manifest with columns path,label."""
+    from perlclip.adaptive import image_steps
     from perlclip.files import require_writable
     from perlclip.recipes import settings as recipe_settings
     from perlclip.runs import environment
@@ -86,21 +89,59 @@ def fit(
     with _resume_hint(out):
         result = perlclip.fit(
             adapted, train, recipe=recipe, seed=seed, precision=precision, checkpoint=out / CHECKPOINT, resume=resume,
-            workers=workers,
+            compile=compile, workers=workers,
         )  # fmt: skip
         metrics: dict[str, Any] = {"final_loss": sum(result.losses[-10:]) / len(result.losses[-10:])}
         if len(held_out):
-            metrics["validation"] = perlclip.evaluate(adapted, held_out, workers=workers).metrics()
+            metrics["validation"] = perlclip.evaluate(adapted, held_out, compile=compile, workers=workers).metrics()
         settings_used = {
             key: value for key, value in result.settings.items() if key not in ("method", "config", "backbone")
         }
         training = {"source": data.name, "shots": shots, "recipe_name": recipe_name, **settings_used}
         training |= {"seconds": round(result.seconds, 2), "environment": environment(loaded.device)}
+        adaptive = perlclip.calibrate(adapted, train, seed=seed, workers=workers) if image_steps(adapted) else None
         perlclip.save_adapter(
-            adapted, out, class_names=train.class_names, templates=template, training=training, metrics=metrics
-        )
+            adapted, out, class_names=train.class_names, templates=template, training=training, metrics=metrics,
+            adaptive=adaptive,
+        )  # fmt: skip
         (out / CHECKPOINT).unlink(missing_ok=True)
     _report_fit(metrics, result.seconds, out)
+
+
+@click.command()
+@click.argument("adapter", type=FOLDER)
+@click.argument("data", type=FOLDER)
+@click.option("--val", type=NATURAL, default=4, show_default=True, help="As in fit.")
+@click.option("--class-names", type=FOLDER, help="As in fit.")
+@click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
+@backbone_options
+@workers_option
+def calibrate(
+    adapter: Path, data: Path, val: int, class_names: Path | None, backbone: str | None, device: str, precision: str,
+    workers: int,
+) -> None:  # fmt: skip
+    """Set the thresholds of adaptive thinking of a PERL ADAPTER on the images of DATA that it was trained on.
+
+    `fit` has done so already, unless it was an older one.
+    """
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
+    training = loaded.info["training"]
+    shots, seed = training.get("shots"), training.get("seed", 1)
+    train, _ = _train_and_val(data, class_names, loaded.template, shots, val, seed)
+    if "data" not in training:
+        raise PerlclipError(
+            f"{adapter} does not say what it was trained on; use perlclip.calibrate and save_adapter from Python"
+        )
+    if train.fingerprint() != training["data"]:
+        raise PerlclipError(
+            f"{data} does not give the images that {adapter} was trained on; use fit's DATA and options"
+        )
+    found = perlclip.calibrate(loaded.method, train, seed=seed, workers=workers)
+    perlclip.save_adapter(
+        loaded.method, adapter, class_names=loaded.class_names, templates=loaded.template, training=training,
+        metrics=loaded.info["metrics"], adaptive=found,
+    )  # fmt: skip
+    click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps an image on {found.views} training views")
 
 
 def _keep_zero_shot(

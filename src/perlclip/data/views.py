@@ -80,7 +80,7 @@ def on_device(batches: Iterable[Sequence[Tensor]], device: torch.device) -> Iter
 
 
 def _arrived(batch: list[Tensor], copied: torch.cuda.Event) -> list[Tensor]:
-    here = torch.cuda.current_stream()
+    here = torch.cuda.current_stream(batch[0].device)
     here.wait_event(copied)
     for tensor in batch:
         tensor.record_stream(here)

@@ -203,14 +203,18 @@ class Method(nn.Module):
         parameters = tuple(self.parameters())
         if torch.is_grad_enabled() or any(p.is_inference() for p in parameters):
             return encode(state)
-        device = self.backbone.device.type
-        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        versions = [(id(p), p.data_ptr(), p._version) for p in parameters]
-        stamp = (*versions, _last_step[0], self.config, autocast)
+        stamp = self.stamp()
         kept = state.kept.get(encode.__name__)
         if kept is None or kept.stamp != stamp:
             kept = state.kept[encode.__name__] = Kept(encode(state), parameters, stamp)
         return kept.value
+
+    def stamp(self) -> tuple[Any, ...]:
+        """What an answer depends on beside the input: other when a parameter, a setting or the precision is."""
+        device = self.backbone.device.type
+        autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        versions = [(id(p), p.data_ptr(), -1 if p.is_inference() else p._version) for p in self.parameters()]
+        return (*versions, _last_step[0], self.config, autocast)
 
 
 def full_precision(device: torch.device) -> torch.autocast:

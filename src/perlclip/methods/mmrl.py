@@ -147,7 +147,7 @@ class MMRL(Method):
         for i, next_KD in enumerate(tokens[1:], start=self.config.start):
             out_BMD = vision.block(i, torch.cat([rows_BKD.to(x_BND.dtype), x_BND], 1))
             rows_BKD, x_BND = self.carry(next_KD, out_BMD[:, :K]), out_BMD[:, K:]
-        order_R = torch.tensor([K, *range(K)], device=x_BND.device)  # CLS stands behind the tokens here
+        order_R = torch.arange(K + 1, device=x_BND.device).roll(1)  # K, 0, …: CLS stands behind the tokens here
         joined_BMD = torch.cat([rows_BKD.to(x_BND.dtype), x_BND], 1)
         return vision.read(joined_BMD, order_R.expand(len(x_BND), -1))
 

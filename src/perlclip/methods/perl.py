@@ -255,9 +255,15 @@ class Perl(Method):
 
     def _text_states(self, state: ClassState) -> list[Tensor]:
         assert isinstance(state, PerlState)
-        states = [self._states("text", group) for group in state.groups]
         if state.place_C is None:
-            return states[0]
+            return self._states("text", state.groups[0])
+        states, others = [], []
+        for group in state.groups:
+            with Beside(self.backbone.device) as other:
+                states.append(self._states("text", group))
+            others.append(other)
+        for other in others:
+            other.join()
         return [torch.cat(h)[state.place_C] for h in zip(*states, strict=True)]
 
     def _image_states(self, pixels: Tensor) -> list[Tensor]:
@@ -267,8 +273,8 @@ class Perl(Method):
         vision, depth, training = self.backbone.vision, self.config.depths[0], torch.is_grad_enabled()
         with self.no_graph(pixels):
             s_BND = vision.run(vision.embed(pixels), 0, depth)
-            # A training step goes through the graph's own copies of S; a batch that is only looked at needs none.
-            room = 0 if training else self.config.steps
+            # In training the graph has copies of S for each step; where it is only looked at, it needs none.
+            room = 0 if training or "vision" not in self.projectors else self.config.steps
             return Recurrence(vision, s_BND, cls_rows(s_BND), depth, room)
 
     def _states(self, side: str, recurrence: Recurrence) -> list[Tensor]:

@@ -3,9 +3,10 @@
 Shapes and textures are drawn once per process into an atlas: a signed distance per shape (in radii, negative inside)
 and an ink amount per texture tile. A picture then costs two look-ups per pixel, whatever its shape.
 
-Pictures are identical on every machine: the atlas is made on the CPU, and pixels go through +, -, *, sqrt, floor, min
-and max only, one operation per kernel, which IEEE 754 rounds in one way. Kernels that fuse (torch.compile), divide by a
-constant (CUDA multiplies by its inverse) or sum (order varies) are kept out.
+Pictures are meant to be identical everywhere: the atlas is made on the CPU, and pixels go through +, -, *, sqrt, floor,
+min and max only, one operation per kernel, which IEEE 754 rounds in one way. Kernels that fuse (torch.compile), divide
+by a constant (CUDA multiplies by its inverse) or sum (order varies) are kept out. One torch draws them alike on all
+CPUs tried; another version of it rounded single pixels of some sets otherwise.
 
 Shape legend: B scenes, H rows, W columns, R atlas rows and columns, P points of a polygon, C coordinates or channels.
 """

@@ -87,7 +87,7 @@ def toybox_names() -> tuple[str, ...]:
 
 
 def load_toybox(name: str, root_seed: int = 0) -> DataSet:
-    """Draw a set of the suite. The same name and seed give the same pixels on every machine."""
+    """Draw a set of the suite. The same name and seed give the same scenes on every machine (`render.py`)."""
     if name not in _BY_NAME:
         raise unknown_name("toybox set", name, _BY_NAME)
     task = _BY_NAME[name]

@@ -1,0 +1,173 @@
+"""Adaptive thinking: each image takes as many refinement steps as it needs, and then leaves the batch.
+
+The classes, which cost nothing per image, always think all K steps; it is the image that may answer early, with v_k.
+With its logits l_k against T_K, a its best class and j another, two numbers say how settled it is:
+
+    lead_k(j)    = l_k[a] - l_k[j]            log-odds of a against j: confidence
+    closing_k(j) = lead_(k-1)(j) - lead_k(j)  how far j came nearer in the last step: change
+
+An image is done after step 0 if its smallest lead is at least `first`, and after step k >= 1 if a would still lead
+every class by `lead`, should two more steps move the log-odds as the last one did. docs/adaptive.md has the
+measurements behind this rule.
+
+Shapes: K stands for the steps 0..K, B images, b those that still think, C classes, E shared width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from perlclip.errors import PerlclipError
+from perlclip.limits import Limit
+from perlclip.methods.base import ClassState, Method
+from perlclip.methods.perl import Perl
+
+Steps = int | Literal["adaptive"] | None
+NEVER = 1e6  # a lead that no image has: logits are cosines times 100 or so
+AHEAD = 2.0  # steps looked ahead
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When an image is done: thresholds of its lead after step 0, and of the lead expected after later ones."""
+
+    first: float
+    lead: float
+
+    def done(self, settled_B: Tensor, step: int) -> Tensor:
+        """Whether images that are so settled after this step take no more."""
+        return settled_B >= (self.lead if step else self.first)
+
+    def stops(self, settled_KB: Tensor) -> Tensor:
+        """The step after which each image is done; the last one if none before it: (B,)."""
+        *early, last = (self.done(settled_B, k) for k, settled_B in enumerate(settled_KB))
+        return torch.stack([*early, torch.ones_like(last)]).int().argmax(0)
+
+
+ALL_STEPS = Policy(first=NEVER, lead=NEVER)
+
+
+def settled(logits_BC: Tensor, before_BC: Tensor | None = None) -> Tensor:
+    """The smallest lead two steps from now, or as it is where there is no step before: (B,)."""
+    best_B1 = logits_BC.argmax(-1, keepdim=True)
+    leads_BC = logits_BC.gather(1, best_B1) - logits_BC
+    if before_BC is not None:
+        closing_BC = before_BC.gather(1, best_B1) - before_BC - leads_BC
+        leads_BC = leads_BC - AHEAD * closing_BC
+    return leads_BC.scatter(1, best_B1, NEVER).amin(-1)
+
+
+def settled_steps(logits_KBC: Tensor) -> Tensor:
+    """The same of every step of a trajectory: (K+1, B)."""
+    later = [settled(now_BC, before_BC) for before_BC, now_BC in pairwise(logits_KBC)]
+    return torch.stack([settled(logits_KBC[0]), *later])
+
+
+def simulate(policy: Policy, logits_KBC: Tensor) -> Tensor:
+    """Where each image of a whole `image_trajectory` would have stopped: (B,)."""
+    return policy.stops(settled_steps(logits_KBC))
+
+
+def image_trajectory(method: Perl, pixels: Tensor, state: ClassState) -> Tensor:
+    """Logits of the images' every step against the classes' last: (K+1, B, C)."""
+    t_CE = method.class_embeddings(state)
+    return torch.stack([method.similarity(v_BE, t_CE) for v_BE in method.encode_image_steps(pixels)])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The logits of each image's last step, and how many refinement steps it took."""
+
+    logits_BC: Tensor
+    steps_B: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How far images think: at most `steps` steps, until the policy has enough, or until a limit says no.
+
+    A limit that allows fewer than want another step gives it to the least settled.
+    """
+
+    method: Perl
+    steps: int
+    policy: Policy = ALL_STEPS
+    limits: Sequence[Limit] = ()
+
+    def answer(self, pixels: Tensor, state: ClassState) -> Answer:
+        """Answer a batch of pixels; what is done is no part of the next step."""
+        method = self.method
+        t_CE = method.class_embeddings(state)
+        for limit in self.limits:
+            limit.begin(len(pixels))
+        thinking, project = method.think(pixels), method.backbone.vision.project
+        logits_BC = method.similarity(project(thinking.h_BD), t_CE)
+        steps_B, place_b = _none_taken(pixels), torch.arange(len(pixels), device=pixels.device)
+        now_bC, before_bC = logits_BC.clone(), None
+        for k in range(self.steps + 1):
+            settled_b = settled(now_bC, before_bC)
+            going_b = (~self.policy.done(settled_b, k)).nonzero()[:, 0]  # waits for the device
+            for limit in self.limits:
+                limit.made(len(now_bC), k)
+            allowed = len(going_b) if k < self.steps else 0
+            for limit in self.limits:
+                allowed = limit.grant(allowed)
+            if not allowed:
+                break
+            if allowed < len(going_b):
+                going_b = going_b[settled_b[going_b].argsort(stable=True)[:allowed]]
+            if len(going_b) < len(now_bC):
+                thinking, place_b, now_bC = thinking.of(going_b), place_b[going_b], now_bC[going_b]
+            before_bC, now_bC = now_bC, method.similarity(project(thinking.step()), t_CE)
+            logits_BC[place_b], steps_B[place_b] = now_bC, k + 1
+        return Answer(logits_BC, steps_B)
+
+
+def _none_taken(pixels: Tensor) -> Tensor:
+    return torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
+
+
+def image_steps(method: Method) -> int | None:
+    """Refinement steps an image takes unless told otherwise: K, 0 if only the texts think, None if nothing does."""
+    if not isinstance(method, Perl):
+        return None
+    return method.config.steps if "vision" in method.projectors else 0
+
+
+def require_steps(method: Method) -> Perl:
+    """Only a method that thinks can think more or less."""
+    if not isinstance(method, Perl):
+        raise PerlclipError(f"only PERL takes refinement steps; this is {method.name!r}, which answers at once")
+    return method
+
+
+def refined_share(method: Perl) -> float:
+    """The part of the image tower's blocks that a refinement step runs again."""
+    vision = method.backbone.vision
+    return (vision.depth - method.config.depths[0]) / vision.depth
+
+
+def make_plan(
+    method: Method, steps: Steps, policy: Policy | None, limits: Sequence[Limit] = (), *, how: str = ""
+) -> Plan:
+    """What `steps` asks for: a number of steps for all, or `policy`; with limits alone it is "adaptive".
+
+    `how` ends the sentence for an adaptive plan without a policy.
+    """
+    method = require_steps(method)
+    most = image_steps(method) or 0
+    if steps is None and limits:
+        steps = "adaptive"
+    if steps == "adaptive":
+        if policy is None and most:
+            raise PerlclipError(f"adaptive thinking needs thresholds, and there are none{how}")
+        return Plan(method=method, steps=most, policy=policy or ALL_STEPS, limits=limits)
+    if type(steps) is not int or not 0 <= steps <= most:
+        raise PerlclipError(
+            f"steps must be 'adaptive' or a whole number from 0 to {most}, which images take here, got {steps!r}"
+        )
+    return Plan(method=method, steps=steps, limits=limits)

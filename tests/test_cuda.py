@@ -1,0 +1,177 @@
+"""What only a GPU can show: recorded steps, kernels and graphs against the plain ones. Skipped where there is none."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import perlclip
+from perlclip.backbone.tower import Norm
+from perlclip.data.toybox import load_toybox
+from perlclip.graphs import Recorded
+from perlclip.recipes import recipe
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+TRAINED = [name for name in perlclip.list_methods() if name != "zero-shot"]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return perlclip.load_backbone("tiny", device="cuda")
+
+
+@pytest.fixture(scope="module")
+def shots():
+    train = load_toybox("tiny_toys").train
+    return train.select(range(0, len(train), 32))
+
+
+@pytest.fixture
+def strict():
+    """A warning, such as that recording failed, is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_recorded_steps_train_as_plain_ones_do(tiny, shots, strict, name):
+    runs = {}
+    for mode in ("off", "on"):
+        method = perlclip.create_method(name, tiny)
+        before = torch.cat([p.detach().flatten() for p in method.parameters()])
+        result = perlclip.fit(method, shots, recipe="fast", compile=mode, progress=False)
+        runs[mode] = result.losses, torch.cat([p.detach().flatten() for p in method.parameters()]) - before
+        assert (result.compile_seconds > 0) == (mode == "on")
+    torch.testing.assert_close(runs["on"][0], runs["off"][0], atol=2e-2, rtol=2e-2)
+    assert F.cosine_similarity(runs["on"][1], runs["off"][1], dim=0) > 0.9, "they have moved the same way"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_a_loss_that_is_no_number_leaves_the_parameters_before_it(tiny, shots, monkeypatch, optimizer):
+    from dataclasses import replace
+
+    method = perlclip.create_method("coop", tiny)
+    loss, seen = type(method).loss, []
+
+    def breaks(self, pixels, labels, state):
+        seen.append(self.context.detach().clone())
+        return loss(self, pixels, labels, state) * (math.nan if len(seen) == 3 else 1.0)
+
+    monkeypatch.setattr(type(method), "loss", breaks)
+    with pytest.raises(perlclip.PerlclipError, match="the loss became nan at step 3"):
+        perlclip.fit(
+            method, shots, recipe=replace(recipe("coop", "fast"), optimizer=optimizer), compile="off", progress=False
+        )
+    torch.testing.assert_close(method.context.detach(), seen[2], rtol=0, atol=0)
+
+
+def test_what_cannot_be_recorded_runs_as_it_is(tiny, shots, monkeypatch):
+    method = perlclip.create_method("coop", tiny)
+    loss = type(method).loss
+
+    def waits(self, pixels, labels, state):
+        value = loss(self, pixels, labels, state)
+        return value + 0 * float(value.detach())  # asks the card, which a recording cannot
+
+    plain = perlclip.fit(perlclip.create_method("coop", tiny), shots, recipe="fast", compile="off", progress=False)
+    monkeypatch.setattr(type(method), "loss", waits)
+    with pytest.warns(RuntimeWarning, match="not compiled, going on without"):
+        result = perlclip.fit(method, shots, recipe="fast", progress=False)
+    torch.testing.assert_close(result.losses, plain.losses, atol=1e-2, rtol=1e-2)
+
+
+def test_training_is_taken_up_again(tiny, shots, tmp_path, strict):
+    from dataclasses import replace
+
+    whole, halves = (perlclip.create_method("perl", tiny) for _ in range(2))
+    long = replace(recipe("perl", "fast", "tiny"), epochs=2)
+    perlclip.fit(whole, shots, recipe=long, progress=False)
+    file = tmp_path / "checkpoint.safetensors"
+
+    class StopError(Exception):
+        pass
+
+    calls, step = [], perlclip.train._Run.train_step
+
+    def stops(run, *batch):
+        step(run, *batch)
+        calls.append(1)
+        if len(calls) == 15:
+            run.save(file)
+            raise StopError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StopError):
+        patch.setattr(perlclip.train._Run, "train_step", stops)
+        perlclip.fit(halves, shots, recipe=long, checkpoint=file, progress=False)
+    perlclip.fit(halves, shots, recipe=long, checkpoint=file, resume=True, progress=False)
+    for a, b in zip(whole.parameters(), halves.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("width", [512, 768, 1000])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_kernels_compute_what_torch_does(width, dtype):
+    from perlclip.backbone import kernels
+
+    x, a = (torch.randn(40, 203, width, device="cuda", dtype=dtype) for _ in range(2))
+    norm = Norm(width, device="cuda", dtype=dtype)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    for rows in (slice(None), slice(3, None)):
+        total, y = kernels.add_norm(x[:, rows], a[:, rows], norm)
+        assert torch.equal(total, x[:, rows] + a[:, rows])
+        exact = F.layer_norm(total.float(), (width,), norm.weight.float(), norm.bias.float(), norm.eps)
+        assert (y.float() - exact).norm() / exact.norm() < 5e-3
+    leaves = [x[:4].detach().requires_grad_(), a[:4].detach().requires_grad_()]
+    exact = [leaf.detach().float().requires_grad_() for leaf in leaves]
+    frozen = norm.requires_grad_(False)
+    total, y = kernels.AddNorm.apply(*leaves, frozen)
+    plain = exact[0] + exact[1]
+    normed = F.layer_norm(plain, (width,), norm.weight.float(), norm.bias.float(), norm.eps)
+    up, down = (torch.randn_like(total) for _ in range(2))
+    got = torch.autograd.grad((total * up).sum() + (y * down).sum(), leaves)
+    want = torch.autograd.grad((plain * up.float()).sum() + (normed * down.float()).sum(), exact)
+    for mine, theirs in zip(got, want, strict=True):
+        assert (mine.float() - theirs).norm() / theirs.norm() < 1e-2
+    y = y.detach()
+    linear = torch.nn.Linear(width, 4 * width, device="cuda", dtype=dtype)
+    if kernels.can_multiply(linear):
+        got = kernels.linear_silu(y, linear)
+        want = F.silu(F.linear(y.float(), linear.weight.float(), linear.bias.float()))
+        assert (got.float() - want).norm() / want.norm() < 5e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["zero-shot", "perl", "mmrl"])
+def test_recorded_answers_equal_plain_ones(shots, name, dtype):
+    backbone = perlclip.load_backbone("tiny", device="cuda", dtype=dtype)
+    method, size = perlclip.create_method(name, backbone), backbone.preprocess.size
+    state, pixels = method.class_state(shots.classes), torch.randn(4, 3, size, size, device="cuda")
+    with torch.no_grad():
+        want = method.trajectory(pixels, state)
+        recorded = Recorded(lambda given: [method.trajectory(given, state)], [torch.zeros_like(pixels)])
+        (got,) = recorded(pixels)
+    close = dict(atol=1e-3, rtol=1e-3) if dtype == "float32" else dict(atol=0.6, rtol=0.05)
+    torch.testing.assert_close(got, want, **close)
+
+
+def test_classifier_and_evaluation_answer_alike_compiled_or_not(tiny, strict):
+    method = perlclip.create_method("perl", tiny)
+    test = load_toybox("tiny_toys").test
+    test = test.select(range(0, len(test), 5))
+    on, off = (perlclip.evaluate(method, test, batch_size=16, compile=mode, progress=False) for mode in ("on", "off"))
+    torch.testing.assert_close(on.probabilities_BC, off.probabilities_BC, atol=1e-3, rtol=1e-2)
+    classifiers = [perlclip.Classifier(method, test.class_names, compile=mode) for mode in ("on", "off")]
+    images = list(test.images[:40])
+    for size in (1, 1, 1, 3, 3, 4, 40):
+        answers = [c.predict(images[:size], batch_size=size) for c in classifiers]
+        assert [a.label for a in answers[0]] == [a.label for a in answers[1]]
+    assert classifiers[0].compile_seconds > 0 == classifiers[1].compile_seconds
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn_like(p))
+    answers = [c.predict(images[:1])[0].probability for c in classifiers]
+    assert abs(answers[0] - answers[1]) < 1e-3, "a graph of the old weights is not used"
