@@ -352,9 +352,9 @@ def rows_done(tiny, monkeypatch):
                 if other is block:
                     done[side][i] = done[side].get(i, 0) + rows
 
-    def spy_forward(self, x, causal):
-        note(self, x.shape[0] * x.shape[1])
-        return forward(self, x, causal)
+    def spy_forward(self, rows, *rest):
+        note(self, rows.x_BND.shape[0] * rows.x_BND.shape[1])
+        return forward(self, rows, *rest)
 
     def spy_both(self, prefix, x):
         note(self, prefix.shape[0] * prefix.shape[1] + x.shape[0] * x.shape[1])

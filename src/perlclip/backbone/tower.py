@@ -227,9 +227,9 @@ class Tower(nn.Module):
             if isinstance(module, nn.Linear):
                 module.to(dtype)
             if isinstance(module, Norm):
-                module.result = dtype
+                module.result = dtype if dtype != rows else None
         if isinstance(self.embed, ImageEmbedding):
-            self.embed.norm.result = rows
+            self.embed.norm.result = None
             self.embed.patch.data = self.embed.patch.to(dtype)
         return self
 
