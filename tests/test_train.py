@@ -182,6 +182,65 @@ def test_a_loss_that_is_not_a_number_stops_before_the_step(backbone, train_set, 
     assert same(before, weights(method))
 
 
+@pytest.fixture
+def ahead(monkeypatch):
+    """Train as on CUDA, where losses are read in bunches and the optimiser is fused; here all of an epoch's at once."""
+    monkeypatch.setattr(perlclip.train, "AHEAD", ("cpu",))
+    monkeypatch.setattr(perlclip.train, "LOSS_SECONDS", math.inf)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+def test_reading_losses_later_changes_nothing(backbone, train_set, request, tmp_path, optimizer):
+    recipe = replace(QUICK, optimizer=optimizer)
+    plain, fused = (perlclip.create_method("perl", backbone) for _ in range(2))
+    want = perlclip.fit(plain, train_set, recipe=recipe)
+    request.getfixturevalue("ahead")
+    got = perlclip.fit(fused, train_set, recipe=recipe, checkpoint=tmp_path / "c")
+    torch.testing.assert_close(got.losses, want.losses, atol=1e-4, rtol=1e-4)
+    for a, b in zip(plain.parameters(), fused.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+        assert b.grad is None, "nothing of the steps is left"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_loss_found_out_later_leaves_the_weights_before_it(
+    backbone, train_set, monkeypatch, ahead, tmp_path, optimizer, at
+):
+    method = perlclip.create_method("perl", backbone)
+    loss, before = type(method).loss, []
+
+    def breaks(self, *batch):
+        before.append(weights(self))
+        return loss(self, *batch) * (math.nan if len(before) == at else 1.0)
+
+    monkeypatch.setattr(type(method), "loss", breaks)
+    with pytest.raises(PerlclipError, match=f"the loss became nan at step {at}; lower the learning rate"):
+        perlclip.fit(method, train_set, recipe=replace(QUICK, optimizer=optimizer), checkpoint=tmp_path / "c")
+    assert len(before) > at, "training went on"
+    assert same(before[at - 1], weights(method)) and not (tmp_path / "c").exists()
+
+
+def test_a_checkpoint_has_the_losses_not_read_yet(backbone, train_set, monkeypatch, ahead, tmp_path):
+    whole, parts = (perlclip.create_method("perl", backbone) for _ in range(2))
+    want = perlclip.fit(whole, train_set, recipe=QUICK)
+    step, steps = perlclip.train._Run.train_step, []
+
+    def stops(run, *batch):
+        step(run, *batch)
+        steps.append(1)
+        if len(steps) == 5:
+            assert len(run.unread) > 0
+            run.save(tmp_path / "c")
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(perlclip.train._Run, "train_step", stops)
+        perlclip.fit(parts, train_set, recipe=QUICK, checkpoint=tmp_path / "c")
+    got = perlclip.fit(parts, train_set, recipe=QUICK, checkpoint=tmp_path / "c", resume=True)
+    assert got.losses == want.losses and same(weights(whole), weights(parts))
+
+
 def test_weights_that_are_not_numbers_after_the_last_step(backbone, train_set, monkeypatch):
     method = perlclip.create_method("perl", backbone)
     step = torch.optim.AdamW.step

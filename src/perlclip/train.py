@@ -37,6 +37,7 @@ from perlclip.recipes import recipe as recipe_by_name
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CHECKPOINT_SECONDS = 30.0
 LOSS_SECONDS = 0.5  # between two readings of the losses, where reading them means waiting for the card
+AHEAD = ("cuda",)  # devices that work while the host goes on
 RECORD_AFTER = 4  # steps of one shape, that is; a short last batch comes once an epoch
 
 
@@ -131,7 +132,7 @@ class _Run:
         if compile == "on" and precision == "float16":
             raise PerlclipError("compile='on' does not go with float16, whose loss scale is adapted step by step")
         # A loss scale is adapted on the host, step by step, and fused SGD does not get over a first step left out.
-        self.ahead = device.type == "cuda" and precision != "float16"
+        self.ahead = device.type in AHEAD and precision != "float16"
         self.optimizer: Optimizer = recipe.build_optimizer(method.parameters(), fused=self.ahead)
         # A scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones.
         self.scaler = torch.amp.GradScaler(device.type, init_scale=256.0, enabled=precision == "float16")
