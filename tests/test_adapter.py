@@ -209,3 +209,16 @@ def test_the_vocabulary_is_open(folder, tree):
     assert classifier.predict(tree / "red" / "0.png", top_k=9).top[0][0] in ("sky", "lawn")
     with pytest.raises(PerlclipError, match="top_k and batch size must be at least 1"):
         classifier.predict(tree / "red" / "0.png", top_k=0)
+
+
+def test_images_decoded_by_workers_get_the_same_answers(folder, tree, tmp_path, backbone):
+    classifier = perlclip.Classifier.from_pretrained(folder, backbone=backbone)
+    paths = sorted(tree.rglob("*.png")) or sorted(tree.rglob("*.jpg"))
+    want, got = (classifier.predict(iter(paths), batch_size=3, workers=workers) for workers in (0, 2))
+    assert [one.label for one in got] == [one.label for one in want] and len(got) == len(paths) > 6
+    assert max(abs(a.probability - b.probability) for a, b in zip(got, want, strict=True)) < 1e-5
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    with pytest.raises(PerlclipError, match=r"^[^\n]*broken.png is not an image[^\n]*$"):
+        classifier.predict([*paths, broken], workers=1)
+    assert classifier.predict([], workers=2) == []

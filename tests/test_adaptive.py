@@ -381,7 +381,7 @@ def test_an_older_adapter_says_what_to_do(folder, trained):
     (folder / CONFIG).write_text(json.dumps(info))
     classifier = perlclip.Classifier.from_pretrained(folder, backbone=trained[0].backbone)
     for ask in (dict(steps="adaptive"), dict(max_ms=50), dict(max_mean_steps=1)):
-        with pytest.raises(PerlclipError, match=r"set them with perlclip\.calibrate"):
+        with pytest.raises(PerlclipError, match="set them with `perlclip calibrate`"):
             classifier.predict(trained[1].images[0], **ask)
     assert classifier.predict(trained[1].images[0], steps=1, max_ms=1e6).steps == 1
 

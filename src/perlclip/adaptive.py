@@ -29,6 +29,10 @@ from perlclip.methods.perl import Perl
 Steps = int | Literal["adaptive"] | None
 NEVER = 1e6  # a lead that no image has: logits are cosines times 100 or so
 AHEAD = 2.0  # steps looked ahead
+UNCALIBRATED = (
+    "adaptive thinking needs thresholds, and there are none; set them with `perlclip calibrate`, or from Python with "
+    "perlclip.calibrate(method, train_set)"
+)
 
 
 @dataclass(frozen=True)
@@ -151,20 +155,15 @@ def refined_share(method: Perl) -> float:
     return (vision.depth - method.config.depths[0]) / vision.depth
 
 
-def make_plan(
-    method: Method, steps: Steps, policy: Policy | None, limits: Sequence[Limit] = (), *, how: str = ""
-) -> Plan:
-    """What `steps` asks for: a number of steps for all, or `policy`; with limits alone it is "adaptive".
-
-    `how` ends the sentence for an adaptive plan without a policy.
-    """
+def make_plan(method: Method, steps: Steps, policy: Policy | None, limits: Sequence[Limit] = ()) -> Plan:
+    """What `steps` asks for: a number of steps for all, or `policy`; with limits alone it is "adaptive"."""
     method = require_steps(method)
     most = image_steps(method) or 0
     if steps is None and limits:
         steps = "adaptive"
     if steps == "adaptive":
         if policy is None and most:
-            raise PerlclipError(f"adaptive thinking needs thresholds, and there are none{how}")
+            raise PerlclipError(UNCALIBRATED)
         return Plan(method=method, steps=most, policy=policy or ALL_STEPS, limits=limits)
     if type(steps) is not int or not 0 <= steps <= most:
         raise PerlclipError(

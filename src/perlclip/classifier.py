@@ -27,10 +27,6 @@ from perlclip.methods.base import Method
 from perlclip.methods.perl import Perl
 from perlclip.prompts import DEFAULT_TEMPLATE, Classes, are_novel, check_class_names, check_template
 
-UNCALIBRATED = (
-    "; set them with perlclip.calibrate(method, train_set) and save the adapter again, or with `perlclip calibrate`"
-)
-
 
 @dataclass(frozen=True)
 class Prediction:
@@ -185,7 +181,7 @@ class Classifier:
         if max_mean_steps is not None:
             limits.append(self._budgets.setdefault(max_mean_steps, Budget(max_mean_steps)))
         policy = self.adaptive.within(max_mean_steps) if self.adaptive else None
-        return make_plan(self.method, steps, policy, limits, how=UNCALIBRATED)
+        return make_plan(self.method, steps, policy, limits)
 
     @torch.no_grad()
     def _predict_batch(self, pixels: Tensor, top_k: int, plan: Plan | None) -> list[Prediction]:

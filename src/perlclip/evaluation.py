@@ -122,7 +122,7 @@ def _plan(method: Method, steps: Steps, policy: Policy | None, max_mean_steps: f
     if steps is None and max_mean_steps is None:
         return None
     limits = [] if max_mean_steps is None else [Budget(max_mean_steps)]
-    return make_plan(method, steps, policy, limits, how="; pass policy=perlclip.calibrate(method, train_set).policy")
+    return make_plan(method, steps, policy, limits)
 
 
 def _answer(trajectory: Compiled, pixels: Tensor, state: ClassState, plan: Plan | None) -> tuple[Tensor, Tensor | None]:

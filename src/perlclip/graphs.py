@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perlclip.errors import PerlclipError, unknown_name
+from perlclip.errors import PerlclipError, first_line, unknown_name
 
 MODES = ("auto", "on", "off")
 SMALL = 64  # images: a larger batch keeps the card busy while the next kernels are launched
@@ -107,8 +107,7 @@ class Compiled:
         except PerlclipError:
             raise
         except Exception as error:  # CUDA's, Triton's, or the work's own, which it will then raise again
-            cause = error.__context__ or error
-            reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+            reason = first_line(error.__context__ or error)
         gc.collect()  # what the failed recording held
         torch.cuda.empty_cache()
         warnings.warn(f"not compiled, going on without: {reason}", RuntimeWarning, stacklevel=3)

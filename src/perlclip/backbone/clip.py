@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from perlclip.backbone.shared import SharedText
 from perlclip.backbone.tower import Tower, build_towers
 from perlclip.data.images import Preprocess
-from perlclip.errors import PerlclipError, unknown_name
+from perlclip.errors import PerlclipError, first_line, unknown_name
 
 TINY = Path(__file__).parent / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -210,8 +210,7 @@ def _load_parts(source: str, shown: str) -> tuple[Any, Any, Any]:
             )
             parts = model, AutoTokenizer.from_pretrained(source), AutoImageProcessor.from_pretrained(source)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0].rstrip(".")
-            raise PerlclipError(f"cannot load backbone {shown!r}: {reason}") from error
+            raise PerlclipError(f"cannot load backbone {shown!r}: {first_line(error).rstrip('.')}") from error
         except Exception as error:  # safetensors raises its own class on a damaged file
             if type(error).__name__ != "SafetensorError":
                 raise

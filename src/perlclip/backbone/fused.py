@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from perlclip.errors import first_line
 from perlclip.graphs import recording
 
 LARGE = 2**23  # numbers: 10,000 rows of ViT-B/16
@@ -68,7 +69,7 @@ def _kernels_work(device: torch.device) -> bool:
             x = torch.ones(1, 1, 16, device=device, dtype=torch.bfloat16)
             kernels.add_norm(x, x, nn.LayerNorm(16, device=device, dtype=torch.bfloat16))
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warnings.warn(f"fused kernels do not work here, going on without: {reason}", RuntimeWarning, stacklevel=2)
+        sentence = f"fused kernels do not work here, going on without: {first_line(error)}"
+        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
         return False
     return True

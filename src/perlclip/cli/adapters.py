@@ -120,7 +120,6 @@ def eval_(
     steps: Any, max_mean_steps: float | None,
 ) -> None:  # fmt: skip
     """Accuracy of ADAPTER on the labelled images of DATA."""
-    from perlclip.adaptive import image_steps
     from perlclip.data import load_images, read_class_names
     from perlclip.data.folder import match_classes
     from perlclip.prompts import are_novel
@@ -131,9 +130,6 @@ def eval_(
     if names is None:
         images = match_classes(images, loaded.class_names)
     novel = are_novel(images.class_names, loaded.class_names)
-    adaptively = steps == "adaptive" or (steps is None and max_mean_steps is not None)
-    if adaptively and loaded.adaptive is None and image_steps(loaded.method):
-        raise PerlclipError(f"{adapter} has no thresholds for adaptive thinking; set them with `perlclip calibrate`")
     policy = loaded.adaptive.within(max_mean_steps) if loaded.adaptive else None
     result = perlclip.evaluate(
         loaded.method, images, novel=novel, batch_size=batch_size, workers=workers, steps=steps, policy=policy,
