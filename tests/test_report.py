@@ -1,6 +1,5 @@
 """The report: numbers recomputed by hand, marks, the paper beside ours, intervals, and that all files agree."""
 
-import base64
 import csv
 import json
 import re
@@ -21,39 +20,16 @@ from perlclip.report.tables import Cell, Column, Line, Table, beside, number
 from perlclip.report.text import escaped
 from perlclip.report.views import Section, section
 from perlclip.report.write import write_report
-from perlclip.runs import Run, Store, complete_record, failed_record
+from perlclip.runs import Store, failed_record
+from tests.reports import analysis_files, damage, identity, markdown_tables, put
 from tests.test_cli import fails, run
 
 CLIP = "openai/clip-vit-base-patch16"
-PARAMETERS = {"zero-shot": 0, "perl": 1000, "coop": 330, "mmrl": 817_400}
 SETS = [*dict.fromkeys(row.dataset for row in published() if row.dataset != "average")]  # the paper's fifteen
 
 
 def harmonic(*accuracies: float) -> float:
     return harmonic_mean(accuracies)
-
-
-def identity(protocol, dataset, method, seed=1, **fields) -> Run:
-    trained = {"recipe": "fast", "shots": 16, "seed": seed} if method != "zero-shot" else {}
-    return Run(**{"protocol": protocol, "suite": "toybox", "dataset": dataset, "method": method} | trained | fields)
-
-
-def put(folder: Path, one: Run, accuracy: dict[str, float], images: int = 100, weights: str = "w" * 64) -> Path:
-    """A record with these accuracies; which images are right depends on the run."""
-    metrics, predictions = {}, {}
-    for test, percent in accuracy.items():
-        right = np.arange(images) < round(percent * images / 100)
-        np.random.default_rng([one.seed, len(one.method), len(test)]).shuffle(right)
-        labels = np.arange(images) % 7
-        last = np.where(right, labels, labels + 1)
-        metrics[test] = {"accuracy": 100 * float(right.mean())}
-        predictions[test] = {"labels": labels.tolist(), "first": last.tolist(), "last": last.tolist()}
-    record = complete_record(
-        one, backbone=weights, recipe=None, config={}, parameters=PARAMETERS[one.method], metrics=metrics,
-        predictions=predictions, seconds={"fit": 1.0},
-    )  # fmt: skip
-    Store(folder).write(one, record)
-    return Store(folder).home(one) / "run.json"
 
 
 NUMBERS = {  # method, set, seed: base and novel
@@ -202,12 +178,6 @@ def test_the_same_run_twice_counts_once(store, tmp_path):
     found = collect([store, tmp_path / "again"])
     assert found.notes == ["2 records repeat a run (2 with other numbers); the first one counts."]
     assert cells(section(found.studies[0]).summary, "perl")["base"].value == 81
-
-
-def damage(path: Path, change) -> None:
-    record = json.loads(path.read_text())
-    change(record)
-    path.write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize(
@@ -419,139 +389,6 @@ def test_slips_are_listed_where_the_papers_numbers_are(real, store, tmp_path):
         assert "Slips" not in (tmp_path / "toy-out" / name).read_text()
 
 
-# ---- what an analysis found ----
-
-BASE, NOVEL = "base-to-novel: base", "base-to-novel: novel (fast, 1 shot, org/clip_b)"
-CURVES = {  # setting, data set: of accuracy and of Brier score
-    (BASE, "a"): ([60.0, 61.2345, 62.0], [0.51, 0.5, 0.49]), (BASE, "b"): ([50.0, 49.0, 48.0], [0.6, 0.61, 0.62]),
-    (NOVEL, "a"): ([40.0, 41.0], [0.8, 0.7]),
-}  # fmt: skip
-
-
-def curve(mean: list[float]) -> dict[str, list[float]]:
-    return {"mean": mean, "low": [m - 0.25 for m in mean], "high": [m + 0.25 for m in mean]}
-
-
-def analysis_files(folder: Path, conditions: tuple[str, ...] = ("fast, 16 shots, tiny",)) -> Path:
-    """What `perlclip analyze STORE` writes, as far as a report reads it."""
-    sets: dict = {}
-    for (setting, dataset), curves in CURVES.items():
-        found = {name: curve(mean) for name, mean in zip(("accuracy", "brier"), curves, strict=True)}
-        sets.setdefault(setting, {})[dataset] = found
-    averages = {
-        setting: {
-            name: curve([mean(values) for values in zip(*(one[name]["mean"] for one in found.values()), strict=True)])
-            for name in ("accuracy", "brier")
-        }
-        for setting, found in sets.items()
-    }
-    numbers = {
-        "conditions": conditions, "images_a_set": 50, "metrics": {"accuracy": "accuracy, %", "brier": "Brier score"},
-        "averages": averages, "sets": sets,
-    }  # fmt: skip
-    folder.mkdir(parents=True)
-    (folder / "settings.json").write_text(json.dumps(numbers))
-    for stem in ("settings", "sets-base-to-novel-base", "sets-base-to-novel-novel-fast-1-shot-org-clip_b"):
-        (folder / f"{stem}.png").write_bytes(b"\x89PNG" + stem.encode())
-        (folder / f"{stem}.svg").write_text(
-            f"<?xml version='1.0'?><svg xmlns='http://w3.org/svg'><!-- {stem} --></svg>"
-        )
-    return folder
-
-
-def test_an_analysis_becomes_a_section(store, tmp_path):
-    write_report([store], tmp_path / "out", analysis=[analysis_files(tmp_path / "analysis")])
-    text = (tmp_path / "out" / "report.md").read_text()
-    section = text.split("## Dynamics of iterative reasoning\n")[1]
-    assert "PERL's runs: fast, 16 shots, tiny." in section and "the rest of up to 50 images" in section
-    (table,) = markdown_tables(section)
-    assert table[0] == ["setting", "sets", "metric", "k = 0", "k = 1", "k = 2"]
-    assert table[2:] == [
-        [BASE, "2", "accuracy, %", "55", "55.12", "55"], [BASE, "2", "Brier score", "0.555", "0.555", "0.555"],
-        [NOVEL, "1", "accuracy, %", "40", "41", "–"], [NOVEL, "1", "Brier score", "0.8", "0.7", "–"],
-    ]  # fmt: skip
-    rows = list(csv.DictReader((tmp_path / "out" / "tables" / "dynamics.csv").open()))
-    assert len(rows) == 2 * (3 + 3 + 3 + 2 + 2)
-    found = {(r["setting"], r["dataset"], r["metric"], r["step"]): (r["mean"], r["low"], r["high"]) for r in rows}
-    assert found[BASE, "a", "accuracy", "1"] == ("61.2345", "60.9845", "61.4845")
-    assert found[BASE, "mean", "accuracy", "1"][0] == "55.11725"
-
-
-def test_the_figures_of_an_analysis_are_taken_over_and_single_sets_folded(store, tmp_path):
-    source = analysis_files(tmp_path / "analysis")
-    write_report([store], tmp_path / "out", analysis=[source])
-    text, page = ((tmp_path / "out" / name).read_text() for name in ("report.md", "index.html"))
-    for path in (*source.glob("*.png"), *source.glob("*.svg")):
-        assert (tmp_path / "out" / "figures" / f"dynamics-{path.name}").read_bytes() == path.read_bytes()
-    open_page, folded_page = page.split("<details><summary>Set by set: 2 figures</summary>")
-    folded_text = "".join(re.findall(r"<details>.*?</details>", text, re.DOTALL))
-    for path in source.glob("*.svg"):
-        encoded, folded = base64.b64encode(path.read_bytes()).decode(), path.stem != "settings"
-        assert (encoded in open_page, encoded in folded_page.split("</details>")[0]) == (not folded, folded)
-        link = f"](figures/dynamics-{path.stem}.png)"
-        assert link in text and (link in folded_text) is folded
-    for written in (folded_text, folded_page):
-        assert f"{BASE}, set by set (2 data sets)." in written and f"{NOVEL}, set by set (1 data set)." in written
-
-
-def test_the_table_of_an_analysis_can_be_sorted(store, tmp_path):
-    write_report([store], tmp_path / "out", analysis=[analysis_files(tmp_path / "analysis")])
-    page = (tmp_path / "out" / "index.html").read_text().split('<section id="dynamics">')[1]
-    assert page.count("<th scope=col><button type=button>") == 6
-    assert '<td data-v="55.12">55.12</td>' in page and page.count("<td>–</td>") == 2, "what is missing stays last"
-
-
-def test_several_analyses_are_told_apart(store, tmp_path):
-    folders = [analysis_files(tmp_path / name, (f"{name}, 16 shots, tiny",)) for name in ("fast", "extended")]
-    write_report([store], tmp_path / "out", analysis=folders)
-    page = (tmp_path / "out" / "index.html").read_text()
-    for name, title in (("dynamics", "fast"), ("dynamics-2", "extended")):
-        title = f"Dynamics of iterative reasoning: {title}, 16 shots, tiny"
-        assert f'<a href="#{name}">{title}</a>' in page and f'<section id="{name}">\n<h2>{title}</h2>' in page
-        assert f"## {title}\n" in (tmp_path / "out" / "report.md").read_text()
-        assert (tmp_path / "out" / "figures" / f"{name}-settings.png").exists()
-        assert (tmp_path / "out" / "tables" / f"{name}.tex").exists()
-
-
-def rewrite(folder: Path, change) -> None:
-    damage(folder / "settings.json", change)
-
-
-@pytest.mark.parametrize(
-    ("harm", "sentence"),
-    [
-        (lambda folder: (folder / "settings.json").unlink(), "holds no analysis of a store: there is no settings.json"),
-        (lambda folder: (folder / "settings.json").write_text('{"averages"'), "settings.json is damaged or of another"),
-        (lambda folder: (folder / "settings.json").write_text("[1]"), "settings.json is damaged or of another version"),
-        (lambda folder: rewrite(folder, lambda n: n.pop("metrics")), "settings.json is damaged or of another version"),
-        (lambda folder: rewrite(folder, lambda n: n["sets"].pop(BASE)), "settings.json is damaged or of another"),
-        (lambda folder: rewrite(folder, lambda n: n["sets"][BASE].clear()), "settings.json is damaged or of another"),
-        (lambda folder: rewrite(folder, lambda n: n["averages"].clear()), "settings.json is damaged or of another"),
-        (
-            lambda folder: rewrite(folder, lambda n: n["sets"][BASE]["b"]["brier"]["low"].pop()),
-            "settings.json is damaged or of another version",
-        ),
-        (
-            lambda folder: rewrite(folder, lambda n: n["averages"][BASE]["brier"].update(mean=["x"] * 3)),
-            "settings.json is damaged or of another version",
-        ),
-        (lambda folder: (folder / "settings.svg").unlink(), "settings.svg is missing or damaged"),
-        (lambda folder: (folder / "settings.png").write_bytes(b""), "settings.png is missing or damaged"),
-    ],
-)
-def test_a_broken_analysis_is_refused_before_anything_is_written(store, tmp_path, harm, sentence):
-    folder = analysis_files(tmp_path / "analysis")
-    harm(folder)
-    assert sentence in fails("report", store, "--analysis", folder, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_missing_analysis_is_one_sentence(store, tmp_path):
-    assert "nowhere holds no analysis of a store" in fails(
-        "report", store, "--analysis", tmp_path / "nowhere", "--out", tmp_path / "out"
-    )
-
-
 # ---- files ----
 
 
@@ -583,11 +420,6 @@ def test_all_files_are_there(out):
     assert "- failed: base-to-novel/toybox/b/mmrl/fast/seed2: RuntimeError: &lt;no memory&gt;" in text
     for link in re.findall(r"\]\((figures/[^)]+)\)", text):
         assert (out / link).is_file()
-
-
-def markdown_tables(text: str) -> list[list[list[str]]]:
-    blocks = re.findall(r"(?:^\|.*\|\n)+", text, re.M)
-    return [[[c.strip() for c in line.strip("|\n").split("|")] for line in block.splitlines()] for block in blocks]
 
 
 def plain(text: str) -> str:
