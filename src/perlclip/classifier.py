@@ -19,7 +19,7 @@ from perlclip.backbone import Backbone
 from perlclip.calibration import Calibration
 from perlclip.data.images import read_image
 from perlclip.data.sets import ImageSet, ImageSource
-from perlclip.data.views import eval_batches
+from perlclip.data.views import eval_batches, on_device
 from perlclip.errors import PerlclipError
 from perlclip.graphs import SMALL, Compiled
 from perlclip.limits import Budget, Deadline, Limit, Pace, check_limits
@@ -164,7 +164,8 @@ class Classifier:
         if workers:
             sources = list(images)
             known = ImageSet(images=sources, labels=[0] * len(sources), class_names=("any",))
-            yield from (pixels for pixels, _ in eval_batches(known, preprocess, batch_size, workers))
+            loaded = eval_batches(known, preprocess, batch_size, workers)
+            yield from (pixels for pixels, _ in on_device(loaded, self.method.backbone.device))
             return
         remaining = iter(images)
         while batch := list(islice(remaining, batch_size)):
