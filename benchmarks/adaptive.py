@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.adaptive_figure import draw
-from perlclip.adapter import load_adapter
-from perlclip.adaptive import ALL_STEPS, Plan, Policy, simulate
-from perlclip.calibration import SPACING, Calibration, calibrate
+from perlclip.adapters.folder import load_adapter
+from perlclip.bench.run import Workspace
+from perlclip.bench.store import Record, Run, Store
+from perlclip.data.loading import eval_batches
 from perlclip.data.sets import ImageSet
-from perlclip.data.views import eval_batches
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
-from perlclip.perform import Workspace
-from perlclip.runs import Record, Run, Store
+from perlclip.thinking.policy import ALL_STEPS, Plan, Policy, simulate
+from perlclip.thinking.thresholds import SPACING, Calibration, calibrate
 
 OUT = Path("docs/results/adaptive")
 BATCH = 64

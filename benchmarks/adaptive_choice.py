@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.adaptive import BATCH, OUT, Row, runs_of, table
-from perlclip import adaptive
-from perlclip.calibration import QUANTILES, VIEWS, training_views
-from perlclip.data.views import eval_batches
+from perlclip.bench.protocols import PARTS
+from perlclip.bench.run import Workspace
+from perlclip.bench.store import Run
+from perlclip.data.loading import eval_batches
+from perlclip.data.suites import SUITES
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
-from perlclip.perform import Workspace
-from perlclip.protocols import PARTS, SUITES
-from perlclip.runs import Run
+from perlclip.thinking import policy as adaptive
+from perlclip.thinking.thresholds import QUANTILES, VIEWS, training_views
 
 TARGETS = (0.93, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 0.998)
 AT = (1.0, 1.25, 1.5)

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from perlclip.report.figures import BLUE, GREEN, GREY, STYLE, VERMILION
+from perlclip.report.plots import BLUE, GREEN, GREY, STYLE, VERMILION
 
 Row = dict[str, Any]
 

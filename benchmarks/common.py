@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 
 from perlclip.backbone import Backbone
 from perlclip.backbone.tower import build_towers
-from tests.plain import byte_vocabulary
+from perlclip.reference.perl import byte_vocabulary
 
 RESULTS = Path(__file__).parent / "results"
 Work = Callable[[], object]

@@ -62,9 +62,10 @@ from benchmarks.common import (
     write_csv,
 )
 from perlclip.methods import Method, create_method, list_methods
-from perlclip.prompts import DEFAULT_TEMPLATE, Classes
-from tests.plain import PLAIN, PlainPerl, padded
-from tests.plain_prompts import PlainPrompts
+from perlclip.reference.perl import PLAIN, PlainPerl, padded
+from perlclip.reference.prompts import PlainPrompts
+from perlclip.text.classes import Classes
+from perlclip.text.templates import DEFAULT_TEMPLATE
 
 COLUMNS = (
     "work", "method", "classes", "variant", "ms", "quartile_range_ms", "runs", "peak_MiB", "kept_MiB",

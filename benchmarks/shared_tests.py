@@ -1,4 +1,4 @@
-"""What the runs of one process save by sharing what their tests have in common (`perlclip.memory`).
+"""What the runs of one process save by sharing what their tests have in common (`perlclip.inference.cache`).
 
     python -m benchmarks.shared_tests [METHOD …] [--task faint_toys] [--device cpu]
 
@@ -15,7 +15,7 @@ import torch
 import perlclip
 from benchmarks.common import RESULTS, file_name, machine, write_csv
 from perlclip.data.toybox import load_toybox
-from perlclip.memory import Memory
+from perlclip.inference.cache import Memory
 
 
 def measure(methods: list[str], task: str, device: str) -> list[dict]:

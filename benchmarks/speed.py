@@ -42,10 +42,10 @@ from benchmarks.common import (
     write_csv,
 )
 from benchmarks.speed_figure import draw_growth
-from perlclip.graphs import Recorded
+from perlclip.backbone.accel.cuda_graphs import Recorded
 from perlclip.methods import Method, create_method
 from perlclip.methods.base import ClassState
-from tests.plain import PlainPerl, padded
+from perlclip.reference.perl import PlainPerl, padded
 
 COLUMNS = (
     "work", "size", "variant", "ms", "quartile_range_ms", "runs", "peak_MiB", "kept_MiB", "time_over_plain",
@@ -208,7 +208,7 @@ class Bench:
         import perlclip
         from perlclip.data.images import Preprocess
         from perlclip.data.sets import ImageSet
-        from perlclip.recipes import recipe
+        from perlclip.methods.recipes import recipe
 
         object.__setattr__(self.forms.ours.backbone, "preprocess", Preprocess(224, 224, (0.5,) * 3, (0.5,) * 3))
         workers = min(12, os.cpu_count() or 1)

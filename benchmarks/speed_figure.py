@@ -7,7 +7,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.common import Reading
-from perlclip.report.figures import BLUE, GREY, STYLE, VERMILION
+from perlclip.report.plots import BLUE, GREY, STYLE, VERMILION
 
 TITLES = {
     "classes": ("classes", "a training step of 4 images"),

@@ -17,7 +17,7 @@ from perlclip.analysis.evidence import HOWS, evidence_maps, share_inside
 from perlclip.data.toybox import render, sample_scenes
 from perlclip.data.toybox.render import paint
 from perlclip.data.toybox.world import SHAPES
-from perlclip.prompts import Classes
+from perlclip.text.classes import Classes
 
 
 def main() -> None:

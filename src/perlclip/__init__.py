@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "Adapter": "adapter",
+    "Adapter": "adapters.folder",
     "Backbone": "backbone",
-    "Calibration": "calibration",
-    "Classifier": "classifier",
+    "Calibration": "thinking.thresholds",
+    "Classifier": "inference.classifier",
     "DataSet": "data",
-    "Evaluation": "evaluation",
+    "Evaluation": "inference.evaluation",
     "ImageSet": "data",
     "PerlclipError": "errors",
-    "Policy": "adaptive",
-    "Prediction": "classifier",
-    "RECIPES": "recipes",
-    "Recipe": "recipes",
-    "calibrate": "calibration",
+    "Policy": "thinking.policy",
+    "Prediction": "inference.classifier",
+    "RECIPES": "methods.recipes",
+    "Recipe": "methods.recipes",
+    "calibrate": "thinking.thresholds",
     "create_method": "methods",
     "dataset_names": "data",
-    "evaluate": "evaluation",
-    "fit": "train",
+    "evaluate": "inference.evaluation",
+    "fit": "training.loop",
     "list_methods": "methods",
-    "load_adapter": "adapter",
+    "load_adapter": "adapters.folder",
     "load_backbone": "backbone",
     "load_dataset": "data",
     "load_images": "data",
-    "save_adapter": "adapter",
+    "save_adapter": "adapters.folder",
     "train_val": "data",
 }
 __all__ = [
@@ -63,17 +63,17 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from perlclip.adapter import Adapter, load_adapter, save_adapter
-    from perlclip.adaptive import Policy
+    from perlclip.adapters.folder import Adapter, load_adapter, save_adapter
     from perlclip.backbone import Backbone, load_backbone
-    from perlclip.calibration import Calibration, calibrate
-    from perlclip.classifier import Classifier, Prediction
     from perlclip.data import DataSet, ImageSet, dataset_names, load_dataset, load_images, train_val
     from perlclip.errors import PerlclipError
-    from perlclip.evaluation import Evaluation, evaluate
+    from perlclip.inference.classifier import Classifier, Prediction
+    from perlclip.inference.evaluation import Evaluation, evaluate
     from perlclip.methods import create_method, list_methods
-    from perlclip.recipes import RECIPES, Recipe
-    from perlclip.train import fit
+    from perlclip.methods.recipes import RECIPES, Recipe
+    from perlclip.thinking.policy import Policy
+    from perlclip.thinking.thresholds import Calibration, calibrate
+    from perlclip.training.loop import fit
 
 
 def __getattr__(name: str) -> Any:

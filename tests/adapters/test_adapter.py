@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save
 
 import perlclip
 from perlclip import PerlclipError
-from perlclip.adapter import CARD, CONFIG, WEIGHTS
+from perlclip.adapters.folder import CARD, CONFIG, WEIGHTS
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl

@@ -16,17 +16,17 @@ import perlclip
 from perlclip.analysis import chunks
 from perlclip.analysis.cases import instructive, overlay
 from perlclip.analysis.drift import TRANSITIONS, drift, transitions
-from perlclip.analysis.dynamics import Curve, Trajectories, calibration, curves, logit_steps, measure, text_steps
 from perlclip.analysis.evidence import contributions, evidence_maps, share_inside, split_layer
-from perlclip.analysis.settings import analyze_store
+from perlclip.analysis.single import analyze
 from perlclip.analysis.sources import labelled_images
-from perlclip.analysis.study import analyze
+from perlclip.analysis.stores import analyze_store
+from perlclip.analysis.trajectories import Curve, Trajectories, calibration, curves, logit_steps, measure, text_steps
 from perlclip.backbone.tower import Rows
+from perlclip.bench.store import Run, Store, complete_record
 from perlclip.data.toybox import render, sample_scenes
 from perlclip.data.toybox.render import paint
 from perlclip.data.toybox.world import SHAPES
-from perlclip.prompts import Classes
-from perlclip.runs import Run, Store, complete_record
+from perlclip.text.classes import Classes
 from tests.conftest import draw_tree
 from tests.test_cli import run
 
@@ -443,7 +443,7 @@ def test_a_store_gives_curves_per_set_and_averaged(tiny, tmp_path):
 
 
 def test_transfer_leaves_the_source_out_and_takes_the_adapter_of_another_run(tiny, tmp_path, monkeypatch):
-    from perlclip import protocols
+    from perlclip.bench import protocols
 
     suite = replace(protocols.SUITES["toybox"], targets=("tiny_toys",), variants=("toybox_a",))
     monkeypatch.setitem(protocols.SUITES, "toybox", suite)

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import perlclip
-from perlclip.analysis.study import analyze
+from perlclip.analysis.single import analyze
 from tests.test_analysis import loud_perl
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

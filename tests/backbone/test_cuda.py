@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 
 import perlclip
+from perlclip.backbone.accel.cuda_graphs import Recorded
 from perlclip.data.toybox import load_toybox
-from perlclip.graphs import Recorded
-from perlclip.recipes import recipe
+from perlclip.methods.recipes import recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 TRAINED = [name for name in perlclip.list_methods() if name != "zero-shot"]
@@ -93,7 +93,7 @@ def test_training_is_taken_up_again(tiny, shots, tmp_path, strict):
     class StopError(Exception):
         pass
 
-    calls, step = [], perlclip.train._Run.train_step
+    calls, step = [], perlclip.training.loop._Run.train_step
 
     def stops(run, *batch):
         step(run, *batch)
@@ -103,7 +103,7 @@ def test_training_is_taken_up_again(tiny, shots, tmp_path, strict):
             raise StopError
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(StopError):
-        patch.setattr(perlclip.train._Run, "train_step", stops)
+        patch.setattr(perlclip.training.loop._Run, "train_step", stops)
         perlclip.fit(halves, shots, recipe=long, checkpoint=file, progress=False)
     perlclip.fit(halves, shots, recipe=long, checkpoint=file, resume=True, progress=False)
     for a, b in zip(whole.parameters(), halves.parameters(), strict=True):

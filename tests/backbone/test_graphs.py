@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import perlclip
-from perlclip import graphs
+from perlclip.backbone.accel import cuda_graphs as graphs
+from perlclip.backbone.accel.cuda_graphs import Beside, Compiled, is_on
 from perlclip.data import load_images
-from perlclip.data.views import on_device
-from perlclip.graphs import Beside, Compiled, is_on
+from perlclip.data.loading import on_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

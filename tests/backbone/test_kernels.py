@@ -1,6 +1,6 @@
 """The Triton kernels against torch: on a GPU, or without one in Triton's interpreter.
 
-    pip install triton && TRITON_INTERPRET=1 pytest tests/test_kernels.py
+    pip install triton && TRITON_INTERPRET=1 pytest tests/backbone/test_kernels.py
 
 `make test` skips them where there is no GPU, as Triton is a gigabyte.
 """
@@ -17,7 +17,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs CUDA, or Triton and TRITON_INTERPRET=1", allow_module_level=True)
 
-kernels = pytest.importorskip("perlclip.backbone.kernels")
+kernels = pytest.importorskip("perlclip.backbone.accel.kernels")
 
 # The interpreter knows no bfloat16.
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16, torch.float32]

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import perlclip
-from perlclip import perform
+from perlclip.bench import run as perform
+from perlclip.bench.executors.local import Machines, run_all, summary, units
+from perlclip.bench.protocols import ABLATIONS, PROTOCOLS, Benchmark, training_of
+from perlclip.bench.run import list_fingerprint
+from perlclip.bench.store import RECORD, Run, Store
 from perlclip.data import DataSet, ImageSet
-from perlclip.executor import Machines, run_all, summary, units
-from perlclip.perform import list_fingerprint
-from perlclip.protocols import ABLATIONS, PROTOCOLS, SUITES, Benchmark, training_of
-from perlclip.runs import RECORD, Run, Store
+from perlclip.data.suites import SUITES
 from tests.test_catalog import minis  # noqa: F401 (a fixture)
 from tests.test_cli import fails, run
 from tests.test_runs import NAMES, grid, load, numbers, one_thread, weights  # noqa: F401 (a fixture)

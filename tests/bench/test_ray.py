@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import perlclip.train
-from perlclip import executor_ray
-from perlclip.executor import Machines, run_all
-from perlclip.perform import resolve
-from perlclip.runs import CHECKPOINT, Store
+import perlclip.training.loop
+from perlclip.bench.executors import ray as executor_ray
+from perlclip.bench.executors.local import Machines, run_all
+from perlclip.bench.run import resolve
+from perlclip.bench.store import CHECKPOINT, Store
 from tests.test_cli import fails
 from tests.test_runs import bench, done, grid, install_eagerly, numbers, one_thread, weights, workspace  # noqa: F401
 
@@ -30,14 +30,14 @@ class Killer:
 
     def __call__(self) -> None:
         install_eagerly()
-        train_step = perlclip.train._Run.train_step
+        train_step = perlclip.training.loop._Run.train_step
 
         def step(run: Any, *batch: Any) -> float:
             if run.step == 1 and self._first():
                 os.kill(os.getpid(), signal.SIGKILL)
             return train_step(run, *batch)
 
-        perlclip.train._Run.train_step = step
+        perlclip.training.loop._Run.train_step = step
 
     def _first(self) -> bool:
         try:

@@ -19,16 +19,17 @@ import pytest
 import torch
 
 import perlclip
-import perlclip.train
-from perlclip import executor
+import perlclip.training.loop
+from perlclip.bench.executors import local as executor
+from perlclip.bench.executors.local import Machines, estimate, run_all
+from perlclip.bench.protocols import Benchmark
+from perlclip.bench.run import Workspace, resolve
+from perlclip.bench.store import CHECKPOINT, RECORD, Run, Store, failed_record
 from perlclip.cli import main
 from perlclip.data import DataSet, ImageSet
-from perlclip.executor import Machines, estimate, run_all
+from perlclip.data.suites import SUITES, Suite
 from perlclip.methods.base import config_dict
-from perlclip.perform import Workspace, resolve
-from perlclip.protocols import SUITES, Benchmark, Suite
 from perlclip.report.text import runs_csv
-from perlclip.runs import CHECKPOINT, RECORD, Run, Store, failed_record
 from tests.test_cli import fails, run
 
 NAMES = ("red paper", "green grass", "blue sky", "white snow")
@@ -52,8 +53,8 @@ def load(name: str, root: Path | None = None) -> DataSet:
 
 def install() -> None:
     """Suites of little sets, for this process."""
-    SUITES["little"] = Suite(source="a", targets=("b",), variants=("broken", "deadly"), load=load)
-    SUITES["fine"] = Suite(source="a", targets=("b", "c"), variants=("d",), load=load)
+    SUITES["little"] = Suite(name="test", source="a", targets=("b",), variants=("broken", "deadly"), load=load)
+    SUITES["fine"] = Suite(name="test", source="a", targets=("b", "c"), variants=("d",), load=load)
 
 
 install()
@@ -266,12 +267,12 @@ def test_processes_share_the_cards(monkeypatch):
 def install_eagerly() -> None:
     """Checkpoints after every step."""
     install()
-    perlclip.train.CHECKPOINT_SECONDS = 0
+    perlclip.training.loop.CHECKPOINT_SECONDS = 0
 
 
 CODE = """
 from dataclasses import replace
-from perlclip import executor
+from perlclip.bench.executors import local as executor
 from perlclip.cli import main
 from tests.test_runs import install_eagerly
 install_eagerly()
@@ -285,7 +286,7 @@ TRAINING = ["--suite", "little", "--datasets", "a", "--methods", "perl", "--reci
 def start(out: Path, *options: str) -> subprocess.Popen:
     """A benchmark in a process of its own, and in a process group of its own, as a shell would start it."""
     command = [sys.executable, "-c", CODE, "bench", "base-to-novel", *TRAINING, "--device", "cpu", "--out", str(out)]
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     return subprocess.Popen(
         [*command, *options], stderr=subprocess.PIPE, text=True, cwd=root, start_new_session=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -281,7 +281,7 @@ def test_debug_shows_the_traceback(tmp_path):
 def test_ctrl_c_keeps_a_checkpoint_and_resume_finishes(tree, clip_folder, tmp_path):
     """A real process, a real signal; the resumed adapter has the bytes of an undisturbed one."""
     out = tmp_path / "out"
-    code = "import perlclip.train; perlclip.train.CHECKPOINT_SECONDS = 0; from perlclip.cli import main; main()"
+    code = "from perlclip.training import loop; loop.CHECKPOINT_SECONDS = 0; from perlclip.cli import main; main()"
     options = ["--backbone", str(clip_folder), "--device", "cpu", "--epochs", "30", "--seed", "2"]
     command = [sys.executable, "-c", code, "fit", str(tree), "--out", str(out), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -17,7 +17,7 @@ MODULES = [
     f"perlclip.{name}"
     for name in ("backbone.clip", "backbone.tower", "methods.perl", "recipes", "data.images", "data.sets")
 ]
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 

@@ -16,7 +16,7 @@ from perlclip import PerlclipError, dataset_names, load_dataset
 from perlclip.data import catalog, check_dataset, few_shot_split, load_shots, read_image
 from tests.test_cli import fails, run
 
-REAL = Path(__file__).parents[2] / "shared" / "data"
+REAL = Path(__file__).parents[3] / "shared" / "data"
 PER_CLASS = {"train": 7, "val": 5, "test": 3}
 
 # What CoOp's folders look like, written down a second time: split file, image root, a path of each class with its name.
@@ -472,7 +472,7 @@ def test_a_real_subset_of_eurosat(backbone):
 
 
 def test_the_page_has_the_table():
-    page = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     for entry in catalog.CATALOG:
         download, names = (line for line in page.splitlines() if line.startswith(f"| `{entry.name}` |"))
         sizes = " | ".join(f"{size:,}" if size else "–" for size in entry.sizes)

@@ -16,7 +16,7 @@ import perlclip
 from perlclip import ImageSet, PerlclipError
 from perlclip.data.folder import load_images, match_classes, read_class_names, train_val
 from perlclip.data.images import Preprocess, random_box, read_image
-from perlclip.data.views import epoch_order, train_batches
+from perlclip.data.loading import epoch_order, train_batches
 from tests.conftest import COLOURS, draw_tree
 
 

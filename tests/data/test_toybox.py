@@ -33,7 +33,7 @@ from perlclip.data.toybox.shifts import CANVAS_SHIFTS, PICTURE_SHIFTS, SCENE_SHI
 from perlclip.data.toybox.world import ATTRIBUTES, COLOURS, HELD_OUT_RULES, SHAPES, TEXTURES
 from perlclip.errors import PerlclipError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 VARIANTS = ("toybox_v2", "toybox_sketch", "toybox_a", "toybox_r")
 
 # SHA-256 of the test splits. They change when a task's row or the renderer does; print them with

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import perlclip
-from perlclip import memory as memories
 from perlclip.data import ImageSet, load_images
 from perlclip.data.images import Preprocess
-from perlclip.memory import Memory
+from perlclip.inference import cache as memories
+from perlclip.inference.cache import Memory
 
 BATCH = 5
 

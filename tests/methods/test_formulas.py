@@ -10,7 +10,8 @@ from torch.nn import functional as F
 import perlclip
 from perlclip.backbone.tower import Block
 from perlclip.methods import cocoop
-from perlclip.prompts import IMAGENET_7, IMAGENET_60, Classes
+from perlclip.text.classes import Classes
+from perlclip.text.templates import IMAGENET_7, IMAGENET_60
 from tests.test_plain_methods import loud
 
 CLASSES = Classes(("red circle", "blue square", "star"), "a photo of a {}.")

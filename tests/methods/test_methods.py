@@ -11,7 +11,7 @@ import perlclip
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.data.toybox import load_toybox
 from perlclip.methods import method_class
-from perlclip.prompts import Classes, are_novel
+from perlclip.text.classes import Classes, are_novel
 
 CLASSES = Classes(("cat", "striped horse", "ox"), "a photo of a {}.")
 OTHER = Classes(("tree", "house"), "a drawing of a {}.")

@@ -10,7 +10,7 @@ import perlclip
 from perlclip.backbone import Backbone
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.methods.perl import Perl
-from tests.plain import PlainPerl, padded
+from perlclip.reference.perl import PlainPerl, padded
 
 PROMPTS = ["a photo of a cat.", "a photo of a very long named striped animal.", "ox", "a photo of a green tree frog."]
 CLOSE = dict(atol=1e-5, rtol=1e-5)

@@ -5,8 +5,8 @@ import torch
 from transformers import CLIPModel
 
 import perlclip
-from perlclip.prompts import Classes
-from tests.plain import PLAIN
+from perlclip.reference.perl import PLAIN
+from perlclip.text.classes import Classes
 
 TWO_BRANCHES = ("mmrl", "mmrl++")
 # Settings under which a method takes another way through the code.

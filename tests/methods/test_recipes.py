@@ -10,8 +10,8 @@ import torch
 import perlclip
 from perlclip import Recipe
 from perlclip.methods.base import method_class
-from perlclip.recipes import DATASET_SETTINGS, RECIPES, SETTINGS, default_recipe, recipe, settings
-from perlclip.train import Interrupted
+from perlclip.methods.recipes import DATASET_SETTINGS, RECIPES, SETTINGS, default_recipe, recipe, settings
+from perlclip.training.loop import Interrupted
 from tests.test_train import same, train_set, weights  # noqa: F401 (a fixture)
 
 RATES = {

@@ -7,7 +7,7 @@ from statistics import mean
 
 import numpy as np
 
-from perlclip.runs import Run, Store, complete_record
+from perlclip.bench.store import Run, Store, complete_record
 
 PARAMETERS = {"zero-shot": 0, "perl": 1000, "coop": 330, "mmrl": 817_400}
 

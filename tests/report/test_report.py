@@ -11,17 +11,17 @@ from statistics import harmonic_mean, mean, pstdev
 import numpy as np
 import pytest
 
+from perlclip.bench.store import Store, failed_record
 from perlclip.errors import PerlclipError
 from perlclip.report.collect import Collected, collect
-from perlclip.report.figures import _overlap, _parameters, apart
 from perlclip.report.paper import published, value
+from perlclip.report.plots import _overlap, _parameters, apart
+from perlclip.report.sections import Section, section
 from perlclip.report.statistics import DRAWS, draws
 from perlclip.report.tables import Cell, Column, Line, Table, beside, number
 from perlclip.report.text import escaped
-from perlclip.report.views import Section, section
 from perlclip.report.write import write_report
-from perlclip.runs import Store, failed_record
-from tests.reports import analysis_files, damage, identity, markdown_tables, put
+from tests.report.reports import analysis_files, damage, identity, markdown_tables, put
 from tests.test_cli import fails, run
 
 CLIP = "openai/clip-vit-base-patch16"
@@ -234,7 +234,7 @@ def by_brute_force(found: Collected, method: str, reference: str) -> tuple[float
 @pytest.mark.parametrize("method", ["coop", "zero-shot"])
 def test_the_interval_is_that_of_a_plain_bootstrap(store, method, monkeypatch):
     monkeypatch.setattr("perlclip.report.statistics.DRAWS", 100)
-    monkeypatch.setattr("tests.test_report.DRAWS", 100)
+    monkeypatch.setattr("tests.report.test_report.DRAWS", 100)
     monkeypatch.setattr("perlclip.report.statistics.BLOCK", 700)  # several blocks, the last one shorter
     found = collect([store])
     cell = cells(section(found.studies[0]).summary, method)["Δ HM to PERL"]

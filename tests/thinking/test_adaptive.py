@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import perlclip
-from perlclip import PerlclipError, Policy, limits
-from perlclip import calibration as calibration_module
-from perlclip.adapter import CONFIG
-from perlclip.adaptive import ALL_STEPS, NEVER, Plan, image_trajectory, settled, simulate
-from perlclip.calibration import Calibration, choose
+from perlclip import PerlclipError, Policy
+from perlclip.adapters.folder import CONFIG
 from perlclip.data.toybox import load_toybox
-from perlclip.limits import Budget, Deadline, Pace
+from perlclip.thinking import limits
+from perlclip.thinking import thresholds as calibration_module
+from perlclip.thinking.limits import Budget, Deadline, Pace
+from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, image_trajectory, settled, simulate
+from perlclip.thinking.thresholds import Calibration, choose
 from tests.conftest import draw_tree
 from tests.test_cli import QUICK, fails, run
 from tests.test_perl import CLOSE, PROMPTS, loud, pixels_for

@@ -5,8 +5,9 @@ import csv
 import pytest
 from PIL import Image
 
-from perlclip import demo, executor
-from perlclip.runs import Store
+from perlclip.bench.executors import local as executor
+from perlclip.bench.store import Store
+from perlclip.cli import demonstration as demo
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ import torch
 import perlclip
 from perlclip import ImageSet, PerlclipError, Recipe
 from perlclip.data.toybox import load_toybox
-from perlclip.recipes import recipe
-from perlclip.train import Interrupted
+from perlclip.methods.recipes import recipe
+from perlclip.training.loop import Interrupted
 
 QUICK = Recipe(lr=1e-3, epochs=2, batch_size=4)
 
@@ -136,7 +136,7 @@ def test_a_second_interrupt_stops_at_once(backbone, train_set, monkeypatch):
 
 
 def test_checkpoints_are_written_while_training(backbone, train_set, tmp_path, monkeypatch):
-    monkeypatch.setattr("perlclip.train.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("perlclip.training.loop.CHECKPOINT_SECONDS", 0.0)
     path, method = tmp_path / "c.safetensors", perlclip.create_method("perl", backbone)
     loss, seen = method.loss, []
     monkeypatch.setattr(method, "loss", lambda *inputs: (seen.append(path.exists()), loss(*inputs))[1])
@@ -185,8 +185,8 @@ def test_a_loss_that_is_not_a_number_stops_before_the_step(backbone, train_set, 
 @pytest.fixture
 def ahead(monkeypatch):
     """Train as on CUDA, where losses are read in bunches and the optimiser is fused; here all of an epoch's at once."""
-    monkeypatch.setattr(perlclip.train, "AHEAD", ("cpu",))
-    monkeypatch.setattr(perlclip.train, "LOSS_SECONDS", math.inf)
+    monkeypatch.setattr(perlclip.training.loop, "AHEAD", ("cpu",))
+    monkeypatch.setattr(perlclip.training.loop, "LOSS_SECONDS", math.inf)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
@@ -224,7 +224,7 @@ def test_a_loss_found_out_later_leaves_the_weights_before_it(
 def test_a_checkpoint_has_the_losses_not_read_yet(backbone, train_set, monkeypatch, ahead, tmp_path):
     whole, parts = (perlclip.create_method("perl", backbone) for _ in range(2))
     want = perlclip.fit(whole, train_set, recipe=QUICK)
-    step, steps = perlclip.train._Run.train_step, []
+    step, steps = perlclip.training.loop._Run.train_step, []
 
     def stops(run, *batch):
         step(run, *batch)
@@ -235,7 +235,7 @@ def test_a_checkpoint_has_the_losses_not_read_yet(backbone, train_set, monkeypat
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(perlclip.train._Run, "train_step", stops)
+        patch.setattr(perlclip.training.loop._Run, "train_step", stops)
         perlclip.fit(parts, train_set, recipe=QUICK, checkpoint=tmp_path / "c")
     got = perlclip.fit(parts, train_set, recipe=QUICK, checkpoint=tmp_path / "c", resume=True)
     assert got.losses == want.losses and same(weights(whole), weights(parts))

@@ -18,13 +18,14 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 import perlclip
+from perlclip.adapters.card import model_card
 from perlclip.backbone import Backbone, load_backbone
-from perlclip.calibration import Calibration
-from perlclip.card import model_card
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
 from perlclip.methods.base import Method, config_dict, create_method
-from perlclip.prompts import check_class_names, check_template
+from perlclip.text.classes import check_class_names
+from perlclip.text.templates import check_template
+from perlclip.thinking.thresholds import Calibration
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"

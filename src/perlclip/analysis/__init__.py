@@ -1,10 +1,10 @@
 """What a PERL adapter does while it thinks: metrics and drift by step, evidence maps, cases, a page."""
 
-from perlclip.analysis.dynamics import METRICS, Curve, Trajectories, curves, measure
 from perlclip.analysis.evidence import HOWS, evidence_maps
 from perlclip.analysis.explain import explain
-from perlclip.analysis.settings import analyze_store
-from perlclip.analysis.study import analyze
+from perlclip.analysis.single import analyze
+from perlclip.analysis.stores import analyze_store
+from perlclip.analysis.trajectories import METRICS, Curve, Trajectories, curves, measure
 
 __all__ = [
     "HOWS",

@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from perlclip.analysis.drift import transitions
-from perlclip.analysis.dynamics import Trajectories, logit_steps, require_perl, text_steps
 from perlclip.analysis.evidence import evidence_maps
+from perlclip.analysis.trajectories import Trajectories, logit_steps, require_perl, text_steps
 from perlclip.data.images import Preprocess, read_image
 from perlclip.data.sets import ImageSource
 from perlclip.methods.base import ClassState, Method

@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from perlclip.adapter import Adapter
-from perlclip.analysis.dynamics import Trajectories, join, measure, require_perl
+from perlclip.adapters.folder import Adapter
+from perlclip.analysis.trajectories import Trajectories, join, measure, require_perl
+from perlclip.data.loading import eval_batches
 from perlclip.data.sets import ImageSet
-from perlclip.data.views import eval_batches
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
 from perlclip.progress import Bar, progress_bar

@@ -19,7 +19,7 @@ from PIL import Image
 
 from perlclip.analysis.cases import AGAINST, FOR, Case, overlay
 from perlclip.analysis.drift import QUANTILES, Drift
-from perlclip.analysis.dynamics import METRICS, Curve
+from perlclip.analysis.trajectories import METRICS, Curve
 
 INK, SOFT = "#1c2330", "#8a93a2"
 LOOKS = {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perlclip.analysis.dynamics import Trajectories
+from perlclip.analysis.trajectories import Trajectories
 
 # First answer -> final answer: (name, right at step 0, right at step K).
 TRANSITIONS = (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perlclip.analysis.dynamics import logit_steps, require_perl, text_steps
+from perlclip.analysis.trajectories import logit_steps, require_perl, text_steps
 from perlclip.backbone.tower import Rows
 from perlclip.errors import unknown_name
 from perlclip.methods.base import ClassState, Method

@@ -5,14 +5,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from perlclip.adapter import Adapter
+from perlclip.adapters.folder import Adapter
 from perlclip.analysis.cases import Case, Wanted, look_into
-from perlclip.analysis.dynamics import require_perl
-from perlclip.analysis.figures import draw_case
+from perlclip.analysis.drawings import draw_case
+from perlclip.analysis.trajectories import require_perl
 from perlclip.errors import unknown_name
 from perlclip.files import write_files
 from perlclip.progress import progress_bar
-from perlclip.prompts import Classes
+from perlclip.text.classes import Classes
 
 
 def explain(

@@ -11,7 +11,7 @@ from typing import Any
 from PIL import Image
 
 from perlclip.analysis.cases import Case, overlay
-from perlclip.analysis.figures import Drawing, scale_of, titles
+from perlclip.analysis.drawings import Drawing, scale_of, titles
 
 TEMPLATE = Path(__file__).with_name("page.html")
 SMALL = 160  # pixels a side; smaller pictures are shown with sharp pixels and stored without loss

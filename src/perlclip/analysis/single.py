@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 import perlclip
-from perlclip.adapter import Adapter
+from perlclip.adapters.folder import Adapter
 from perlclip.analysis.cases import Case, Wanted, instructive, look_into
 from perlclip.analysis.chunks import measure_all, spread
+from perlclip.analysis.drawings import Drawing, draw_curves, draw_drift, draw_grid
 from perlclip.analysis.drift import QUANTILES, Drift, drift
-from perlclip.analysis.dynamics import METRICS, Curve, Trajectories, curves, require_perl
-from perlclip.analysis.figures import Drawing, draw_curves, draw_drift, draw_grid
 from perlclip.analysis.page import study_page
 from perlclip.analysis.sources import is_novel
+from perlclip.analysis.trajectories import METRICS, Curve, Trajectories, curves, require_perl
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.files import require_writable, write_files
 

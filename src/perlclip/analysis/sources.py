@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perlclip.adapter import Adapter
+from perlclip.adapters.folder import Adapter
+from perlclip.bench.protocols import PARTS
 from perlclip.data.folder import load_images, match_classes
 from perlclip.data.sets import ImageSet
 from perlclip.data.toybox import load_toybox
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.protocols import PARTS
 
 TOYBOX = "toybox:"
 

@@ -12,19 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
-from perlclip.adapter import CONFIG, load_adapter
+from perlclip.adapters.folder import CONFIG, load_adapter
 from perlclip.analysis.chunks import measure_all, spread
-from perlclip.analysis.dynamics import METRICS, Z95, Curve, curves
-from perlclip.analysis.figures import Drawing, draw_curves
+from perlclip.analysis.drawings import Drawing, draw_curves
 from perlclip.analysis.page import figure, page
-from perlclip.analysis.study import pictures, table
+from perlclip.analysis.single import pictures, table
+from perlclip.analysis.trajectories import METRICS, Z95, Curve, curves
 from perlclip.backbone import Backbone, load_backbone
+from perlclip.bench.protocols import PARTS, PROTOCOLS, Test
+from perlclip.bench.store import RECORD, Record, Store
 from perlclip.data.sets import ImageSet
+from perlclip.data.suites import SUITES
 from perlclip.errors import PerlclipError
 from perlclip.files import require_writable, write_files
-from perlclip.protocols import PARTS, PROTOCOLS, SUITES, Test
 from perlclip.report.dynamics import FILE, LONG, TITLE, Dynamics, dynamics_markdown
-from perlclip.runs import RECORD, Record, Store
 
 IMAGES = 200  # of each test set, for what is not in the records
 Curves = dict[str, Curve]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.backbone.shared import SharedText
+from perlclip.backbone.shared_text import SharedText
 from perlclip.backbone.tower import Tower, build_towers
 from perlclip.data.images import Preprocess
 from perlclip.errors import PerlclipError, first_line, unknown_name

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perlclip.backbone.fused import add_norm, linear_silu
+from perlclip.backbone.accel.fused import add_norm, linear_silu
 
 State = Mapping[str, Tensor]
 QKV = tuple[Tensor, Tensor, Tensor]

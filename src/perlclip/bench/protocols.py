@@ -7,53 +7,15 @@ row of `ABLATIONS`: values of one setting of PERL, run under base-to-novel. `per
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from perlclip.data.catalog import dataset_names, load_dataset
-from perlclip.data.sets import DataSet, ImageSet
-from perlclip.data.toybox import load_toybox, toybox_names
+from perlclip.bench.store import Run, default_backbone
+from perlclip.data.sets import ImageSet
+from perlclip.data.suites import SUITES, Suite
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.methods.base import list_methods, method_class
-from perlclip.recipes import RECIPES
-from perlclip.recipes import settings as recipe_settings
-from perlclip.runs import Run, default_backbone
-
-Loader = Callable[[str, Path | None], DataSet]  # name, root of the data sets
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """Data sets that are benchmarked together."""
-
-    source: str
-    targets: tuple[str, ...]
-    variants: tuple[str, ...] = ()  # of the source: its classes, other pictures
-    load: Loader
-    on_disk: bool = False  # below a root that the user must name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All of them."""
-        return (self.source, *self.targets, *self.variants)
-
-
-def _from_catalog(name: str, root: Path | None) -> DataSet:
-    if root is None:
-        raise PerlclipError("the data sets of suite 'coop' are read from a folder: name it with --data ROOT")
-    return load_dataset(name, root)
-
-
-def _fifteen(names: Sequence[str], load: Loader, *, on_disk: bool = False) -> Suite:
-    """A source, ten targets, four variants."""
-    return Suite(source=names[0], targets=tuple(names[1:11]), variants=tuple(names[11:]), load=load, on_disk=on_disk)
-
-
-SUITES: dict[str, Suite] = {
-    "toybox": _fifteen(toybox_names(), lambda name, root: load_toybox(name)),
-    "coop": _fifteen(dataset_names(), _from_catalog, on_disk=True),
-}
-
+from perlclip.methods.recipes import RECIPES
+from perlclip.methods.recipes import settings as recipe_settings
 
 # Classes of a data set; labels are counted from the first of them.
 PARTS: dict[str, Callable[[ImageSet], ImageSet]] = {

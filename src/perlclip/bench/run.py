@@ -12,19 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from perlclip.adapter import load_adapter, save_adapter
+from perlclip.adapters.folder import load_adapter, save_adapter
 from perlclip.backbone import Backbone, load_backbone
+from perlclip.bench.protocols import PARTS, PROTOCOLS, Test, siblings
+from perlclip.bench.store import (
+    CHECKPOINT,
+    UNTRAINED,
+    Record,
+    Run,
+    Store,
+    as_json,
+    complete_record,
+    environment,
+    peak_memory,
+)
 from perlclip.data.sets import DataSet, ImageSet
+from perlclip.data.suites import SUITES
 from perlclip.errors import PerlclipError
-from perlclip.evaluation import Evaluation, evaluate
-from perlclip.memory import Memory
+from perlclip.inference.cache import Memory
+from perlclip.inference.evaluation import Evaluation, evaluate
 from perlclip.methods.base import Method, create_method, method_class
-from perlclip.protocols import PARTS, PROTOCOLS, SUITES, Test, siblings
-from perlclip.recipes import Recipe
-from perlclip.recipes import recipe as recipe_by_name
-from perlclip.recipes import settings as recipe_settings
-from perlclip.runs import CHECKPOINT, UNTRAINED, Record, Run, Store, as_json, complete_record, environment, peak_memory
-from perlclip.train import fit
+from perlclip.methods.recipes import Recipe
+from perlclip.methods.recipes import recipe as recipe_by_name
+from perlclip.methods.recipes import settings as recipe_settings
+from perlclip.training.loop import fit
 
 
 class Workspace:

@@ -25,7 +25,7 @@ from perlclip.cli.common import (
 from perlclip.errors import PerlclipError
 
 if TYPE_CHECKING:
-    from perlclip.classifier import Prediction
+    from perlclip.inference.classifier import Prediction
 
     Writer = Callable[[Path, Prediction], None]
 
@@ -122,7 +122,7 @@ def eval_(
     """Accuracy of ADAPTER on the labelled images of DATA."""
     from perlclip.data import load_images, read_class_names
     from perlclip.data.folder import match_classes
-    from perlclip.prompts import are_novel
+    from perlclip.text.classes import are_novel
 
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
     names = read_class_names(class_names) if class_names else None
@@ -180,8 +180,8 @@ def methods(pattern: str, backbone: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="The whole adapter_config.json.")
 def inspect(adapter: Path, as_json: bool) -> None:
     """What an ADAPTER is, without loading its backbone."""
-    from perlclip.adapter import read_info
-    from perlclip.card import flat
+    from perlclip.adapters.card import flat
+    from perlclip.adapters.folder import read_info
 
     info = read_info(adapter)
     if as_json:

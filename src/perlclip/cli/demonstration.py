@@ -12,13 +12,14 @@ from typing import Any
 
 import click
 
+from perlclip.bench.executors.local import run_all
+from perlclip.bench.protocols import PROTOCOLS, Benchmark
+from perlclip.bench.store import Record, Store
+from perlclip.data.suites import SUITES
 from perlclip.data.toybox import load_toybox
 from perlclip.errors import PerlclipError
-from perlclip.executor import run_all
 from perlclip.files import write_files
-from perlclip.protocols import PROTOCOLS, SUITES, Benchmark
 from perlclip.report.text import aligned, runs_csv
-from perlclip.runs import Record, Store
 
 ALL_TASKS = PROTOCOLS["base-to-novel"].datasets(SUITES["toybox"])
 THREE_TASKS = ("noisy_shapes", "faint_toys", "tiny_toys")

@@ -96,10 +96,10 @@ def _analyze_data(
     adapter: Path, data: str, out: Path, device: str, *, max_images: int | None, cases: int, split: str | None,
     class_names: Path | None, template: str | None, backbone: str | None, how: str, precision: str, workers: int,
 ) -> None:  # fmt: skip
-    from perlclip.analysis.dynamics import require_perl
+    from perlclip.analysis.single import MAX_IMAGES, findings
+    from perlclip.analysis.single import analyze as analyze_images
     from perlclip.analysis.sources import labelled_images
-    from perlclip.analysis.study import MAX_IMAGES, findings
-    from perlclip.analysis.study import analyze as analyze_images
+    from perlclip.analysis.trajectories import require_perl
     from perlclip.data import read_class_names
 
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)

@@ -12,7 +12,7 @@ from perlclip.cli.common import BACKBONE, FOLDER, POSITIVE, SEED, backbone_optio
 from perlclip.errors import PerlclipError
 
 if TYPE_CHECKING:
-    from perlclip.runs import Run, Store
+    from perlclip.bench.store import Run, Store
 
 
 class _NumberLists(click.Command):
@@ -116,9 +116,9 @@ def bench(
     PROTOCOL is base-to-novel, cross-dataset, domain-shift, few-shot, or all, the first three of these; or for PERL
     ablation-modality, -depth, -steps, -variant, -anchor or -rank, which vary one setting under base-to-novel.
     """
-    from perlclip.executor import Machines, default_jobs, run_all
-    from perlclip.protocols import ABLATED, ABLATIONS, Benchmark
-    from perlclip.runs import Store
+    from perlclip.bench.executors.local import Machines, default_jobs, run_all
+    from perlclip.bench.protocols import ABLATED, ABLATIONS, Benchmark
+    from perlclip.bench.store import Store
 
     usual = [ABLATED] if grid["protocol"] in ABLATIONS else perlclip.list_methods()
     runs = Benchmark(methods=methods, settings=_settings_of(methods or usual, pairs), **grid).runs()
@@ -157,8 +157,8 @@ def _settings_of(methods: Sequence[str], pairs: Sequence[str]) -> dict[str, dict
 
 
 def _print_plan(runs: "Sequence[Run]", store: "Store", jobs: int) -> None:
-    from perlclip.executor import complete, estimate
-    from perlclip.perform import Workspace, resolve
+    from perlclip.bench.executors.local import complete, estimate
+    from perlclip.bench.run import Workspace, resolve
 
     workspace, stored = Workspace(), store.records()
     done = complete({run: resolve(run, workspace) for run in runs}, store)
@@ -255,7 +255,7 @@ def demo(
     full: bool, tasks: tuple[str, ...], seeds: tuple[int, ...], modalities: tuple[str, ...], recipe: str, out: Path
 ) -> None:
     """Zero-shot CLIP against PERL on drawn data with the embedded backbone; offline, in about two minutes."""
-    from perlclip import demo as demonstration
+    from perlclip.cli import demonstration
 
     chosen = tasks or (demonstration.ALL_TASKS if full else demonstration.THREE_TASKS)
     demonstration.run_demo(chosen, out, seeds=seeds, modalities=modalities, recipe=recipe)

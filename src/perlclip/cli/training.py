@@ -24,7 +24,7 @@ from perlclip.errors import PerlclipError
 
 if TYPE_CHECKING:
     from perlclip.data import ImageSet
-    from perlclip.recipes import Recipe
+    from perlclip.methods.recipes import Recipe
 
 CHECKPOINT = "checkpoint.safetensors"
 UNTRAINED_METHOD = "zero-shot"
@@ -64,10 +64,10 @@ def fit(
     device: str, precision: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder of class folders, or a CSV manifest with columns path,label."""
-    from perlclip.adaptive import image_steps
+    from perlclip.bench.store import environment
     from perlclip.files import require_writable
-    from perlclip.recipes import settings as recipe_settings
-    from perlclip.runs import environment
+    from perlclip.methods.recipes import settings as recipe_settings
+    from perlclip.thinking.policy import image_steps
 
     _check_out(out, resume, overwrite)
     train, held_out = _train_and_val(data, class_names, template, shots, val, seed)
@@ -163,7 +163,7 @@ def _keep_zero_shot(
 
 def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
     """Nothing of the user's is replaced unasked; a stale checkpoint never outlives the start of another training."""
-    from perlclip.adapter import CARD, CONFIG, WEIGHTS
+    from perlclip.adapters.folder import CARD, CONFIG, WEIGHTS
 
     interrupted = (out / CHECKPOINT).exists()
     if resume and not interrupted:
@@ -197,7 +197,7 @@ def _train_and_val(
 
 def _recipe(method: str, name: str | None, backbone: str, changes: dict[str, Any]) -> "tuple[str, Recipe]":
     from perlclip.methods import method_class
-    from perlclip.recipes import default_recipe, recipe
+    from perlclip.methods.recipes import default_recipe, recipe
 
     method_class(method)  # an unknown name is an error of its own
     name = name or default_recipe(method)

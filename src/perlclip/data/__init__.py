@@ -1,10 +1,10 @@
 """Images and labels: from a folder, a manifest, or a known data set."""
 
-from perlclip.data.catalog import check_dataset, dataset_names, load_dataset, load_shots, shots_json
+from perlclip.data.coop.catalog import check_dataset, dataset_names, load_dataset, load_shots, shots_json
 from perlclip.data.folder import load_images, read_class_names, train_val
 from perlclip.data.images import Preprocess, check_image, read_image
 from perlclip.data.sets import DataSet, ImageSet, ImageSource, few_shot_split
-from perlclip.prompts import DEFAULT_TEMPLATE
+from perlclip.text.templates import DEFAULT_TEMPLATE
 
 __all__ = [
     "DEFAULT_TEMPLATE",

@@ -13,7 +13,7 @@ from pathlib import Path
 from perlclip.data.images import check_image, images_under
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.prompts import DEFAULT_TEMPLATE
+from perlclip.text.templates import DEFAULT_TEMPLATE
 
 SPLITS = ("train", "val", "test")
 Labelled = list[tuple[Path, str]]

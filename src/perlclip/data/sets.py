@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image
 
 from perlclip.errors import PerlclipError
-from perlclip.prompts import DEFAULT_TEMPLATE, Classes, check_class_names, check_template
+from perlclip.text.classes import Classes, check_class_names
+from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
 
 ImageSource = str | Path | Image.Image | np.ndarray
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from perlclip.backbone import Backbone
 from perlclip.backbone.tower import FrozenBatch, Tower
+from perlclip.data.loading import eval_batches, on_device
 from perlclip.data.sets import ImageSet
-from perlclip.data.views import eval_batches, on_device
 from perlclip.methods.base import ClassState, Method
-from perlclip.prompts import Classes
+from perlclip.text.classes import Classes
 
 LIMIT = 2 * 2**30  # bytes of image tensors, on the backbone's device
 FOR_ALL = 0.75  # of it; the rest is for pooled states, which are small and save the most

@@ -13,19 +13,20 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.adapter import load_adapter
-from perlclip.adaptive import Plan, Steps, image_steps, make_plan, refined_share
+from perlclip.adapters.folder import load_adapter
 from perlclip.backbone import Backbone
-from perlclip.calibration import Calibration
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
 from perlclip.data.images import read_image
+from perlclip.data.loading import eval_batches, on_device
 from perlclip.data.sets import ImageSet, ImageSource
-from perlclip.data.views import eval_batches, on_device
 from perlclip.errors import PerlclipError
-from perlclip.graphs import SMALL, Compiled
-from perlclip.limits import Budget, Deadline, Limit, Pace, check_limits
 from perlclip.methods.base import Method
 from perlclip.methods.perl import Perl
-from perlclip.prompts import DEFAULT_TEMPLATE, Classes, are_novel, check_class_names, check_template
+from perlclip.text.classes import Classes, are_novel, check_class_names
+from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
+from perlclip.thinking.limits import Budget, Deadline, Limit, Pace, check_limits
+from perlclip.thinking.policy import Plan, Steps, image_steps, make_plan, refined_share
+from perlclip.thinking.thresholds import Calibration
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perlclip.adaptive import Plan, Policy, Steps, make_plan
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
-from perlclip.graphs import SMALL, Compiled
-from perlclip.limits import Budget, check_limits
-from perlclip.memory import Memory, SetMemory
+from perlclip.inference.cache import Memory, SetMemory
 from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
+from perlclip.thinking.limits import Budget, check_limits
+from perlclip.thinking.policy import Plan, Policy, Steps, make_plan
 
 
 @dataclass(frozen=True, kw_only=True)

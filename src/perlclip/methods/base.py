@@ -21,7 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from perlclip.backbone import Backbone
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.prompts import Classes, check_template
+from perlclip.text.classes import Classes
+from perlclip.text.templates import check_template
 
 # Sentences among the settings, wherever a method has one by that name; "" stands for the data set's own.
 TEMPLATES = ("template", "reference", "tail")

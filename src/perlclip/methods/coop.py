@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from perlclip.backbone import Backbone, SharedText
 from perlclip.methods.base import ClassState, Config, Method, register
-from perlclip.prompts import Classes
+from perlclip.text.classes import Classes
 
 PHRASE = "a photo of a"
 

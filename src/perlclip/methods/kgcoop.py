@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perlclip.methods.base import ClassState, cosine_distance, full_precision, register
 from perlclip.methods.coop import CoOp, CoOpConfig, PromptState
-from perlclip.prompts import Classes
+from perlclip.text.classes import Classes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,8 @@ from perlclip.backbone.tower import Tower
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, Config, Method, register
 from perlclip.methods.coop import PromptState
-from perlclip.prompts import DEFAULT_TEMPLATE, Classes
+from perlclip.text.classes import Classes
+from perlclip.text.templates import DEFAULT_TEMPLATE
 
 
 @dataclass(frozen=True, kw_only=True)

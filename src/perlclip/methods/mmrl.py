@@ -30,7 +30,7 @@ from perlclip.backbone.tower import Tower
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, Config, Method, cosine_distance, register
 from perlclip.methods.kgcoop import ReferenceState
-from perlclip.prompts import Classes
+from perlclip.text.classes import Classes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,10 +39,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone import Backbone, Refinement, SharedText, Tokens, Tower, cls_rows
+from perlclip.backbone.accel.cuda_graphs import Beside
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.graphs import Beside
 from perlclip.methods.base import ClassState, Config, Method, cosine_distance, register
-from perlclip.prompts import Classes
+from perlclip.text.classes import Classes
 
 MODALITIES = {"both": ("vision", "text"), "vision": ("vision",), "text": ("text",)}
 INITS = ("normal", "torch", "zero")

@@ -22,7 +22,8 @@ from perlclip.backbone import Backbone, cls_rows
 from perlclip.methods.base import ClassState, Config, Method, full_precision, register
 from perlclip.methods.coop import PHRASE, PromptState, learned_words
 from perlclip.methods.maple import prompt_state, prompted_image, prompted_text, require_depth
-from perlclip.prompts import DEFAULT_TEMPLATE, IMAGENET_60, Classes, check_template
+from perlclip.text.classes import Classes
+from perlclip.text.templates import DEFAULT_TEMPLATE, IMAGENET_60, check_template
 
 
 @dataclass(frozen=True, kw_only=True)

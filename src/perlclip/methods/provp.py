@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from perlclip.backbone import Backbone, cls_rows
 from perlclip.methods.base import ClassState, Config, Method, register
 from perlclip.methods.zero_shot import ZeroShotState
-from perlclip.prompts import Classes
+from perlclip.text.classes import Classes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from perlclip.backbone import Backbone, SharedText
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, register
 from perlclip.methods.kgcoop import KgCoOp, KgCoOpConfig, ReferenceState
-from perlclip.prompts import Classes
+from perlclip.text.classes import Classes
 
 
 @dataclass(frozen=True, kw_only=True)

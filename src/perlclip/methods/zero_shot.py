@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.methods.base import ClassState, Config, Method, register
-from perlclip.prompts import IMAGENET_7, Classes, check_template
+from perlclip.text.classes import Classes
+from perlclip.text.templates import IMAGENET_7, check_template
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPModel
 
-from tests import plain_multimodal, plain_prompts
+from perlclip.reference import multimodal as plain_multimodal
+from perlclip.reference import prompts as plain_prompts
 
 # The other methods, written apart from the library; PERL is below.
 PLAIN = {

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from perlclip.bench.store import UNTRAINED, Record, Store
 from perlclip.errors import PerlclipError
+from perlclip.report.comparison import TRANSFER, Condition, Outcome, Place, Row, Study, perl_settings, study
 from perlclip.report.statistics import AVERAGES
-from perlclip.report.study import TRANSFER, Condition, Outcome, Place, Row, Study, perl_settings, study
-from perlclip.runs import UNTRAINED, Record, Store
 
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError)  # what taking a damaged record apart may raise
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from perlclip.data.catalog import dataset_names
+from perlclip.bench.store import UNTRAINED
+from perlclip.data.coop.catalog import dataset_names
 from perlclip.data.toybox import toybox_names
 from perlclip.methods.base import list_methods
 from perlclip.methods.perl import PerlConfig
 from perlclip.report.statistics import Array, resample
-from perlclip.runs import UNTRAINED
 
 # What the paper did; of each protocol, on how many data sets.
 PAPER_SUITE, PAPER_BACKBONE, PAPER_RECIPE, PAPER_SOURCE = "coop", "openai/clip-vit-base-patch16", "fast", "imagenet"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perlclip.errors import PerlclipError
-from perlclip.report.figures import Drawing
+from perlclip.report.plots import Drawing
 from perlclip.report.tables import MISSING
 from perlclip.report.text import aligned
 

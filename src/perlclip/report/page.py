@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from html import escape
 
 from perlclip.report.dynamics import Chapter
-from perlclip.report.figures import Drawing
+from perlclip.report.plots import Drawing
+from perlclip.report.sections import Section
 from perlclip.report.tables import MISSING, OUTSIDE, Table
 from perlclip.report.text import texts
-from perlclip.report.views import Section
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #5d6675; --line: #dfe3ea; --page: #fff; --tint: #f4f6f9;

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from matplotlib.transforms import Bbox
 
+from perlclip.report.sections import SETTINGS, Section
 from perlclip.report.tables import Cell, Table
-from perlclip.report.views import SETTINGS, Section
 
 BLUE, VERMILION, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#777777"
 COLOURS = (BLUE, GREEN, "#cc79a7", "#e69f00", "#56b4e9", "#000000")

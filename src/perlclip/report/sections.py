@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from perlclip.bench.store import UNTRAINED
 from perlclip.methods.perl import INITS, MODALITIES, VARIANTS
+from perlclip.report.comparison import DEFAULTS, PAPER_RECIPE, PAPER_SETS, Row, Scores, Study, rank, shown
 from perlclip.report.paper import Published, value
 from perlclip.report.statistics import AVERAGES, DRAWS, Array, by_set, interval, over_seeds
-from perlclip.report.study import DEFAULTS, PAPER_RECIPE, PAPER_SETS, Row, Scores, Study, rank, shown
 from perlclip.report.tables import MISSING, OUTSIDE, Cell, Column, Line, Table
-from perlclip.runs import UNTRAINED
 
 # Settings of PERL's: what they are, and the paper's symbol.
 SETTINGS = {

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from perlclip.report.comparison import Row
 from perlclip.report.paper import Published
-from perlclip.report.study import Row
 
 MISSING, OUTSIDE = "–", "†"
 

@@ -5,8 +5,8 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from perlclip.bench.store import Record
 from perlclip.report.tables import OUTSIDE, Cell, Column, Table, beside, number
-from perlclip.runs import Record
 
 _MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
 _LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}

@@ -9,11 +9,11 @@ from pathlib import Path
 from perlclip.files import write_files
 from perlclip.report.collect import Collected, collect, name_of
 from perlclip.report.dynamics import LONG, Chapter, chapters, dynamics_markdown
-from perlclip.report.figures import Drawing, drawings
 from perlclip.report.page import dynamics_html, page, plain_table, study_html
 from perlclip.report.paper import slips
+from perlclip.report.plots import Drawing, drawings
+from perlclip.report.sections import Section, section
 from perlclip.report.text import aligned, comma_separated, latex, markdown, plain_csv, plain_latex, runs_csv
-from perlclip.report.views import Section, section
 
 TITLE = "Results"
 Parts = Sequence[tuple[Section, Sequence[Drawing]]]

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from perlclip.errors import PerlclipError
-from perlclip.limits import Limit
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
+from perlclip.thinking.limits import Limit
 
 Steps = int | Literal["adaptive"] | None
 NEVER = 1e6  # a lead that no image has: logits are cosines times 100 or so

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perlclip.adaptive import NEVER, Policy, image_steps, image_trajectory, require_steps, settled_steps
+from perlclip.data.loading import eval_batches, on_device, train_batches
 from perlclip.data.sets import ImageSet
-from perlclip.data.views import eval_batches, on_device, train_batches
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import Method
 from perlclip.progress import progress_bar
+from perlclip.thinking.policy import NEVER, Policy, image_steps, image_trajectory, require_steps, settled_steps
 
 AGREEMENT = 0.995  # with step K, on the views; docs/adaptive.md says how it was chosen
 VIEWS = 2  # random ones, beside the test view

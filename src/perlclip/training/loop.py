@@ -24,15 +24,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from perlclip.checkpoint import read_checkpoint, save_checkpoint
+from perlclip.backbone.accel.cuda_graphs import Compiled
+from perlclip.data.loading import epoch_order, on_device, train_batches
 from perlclip.data.sets import ImageSet
-from perlclip.data.views import epoch_order, on_device, train_batches
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.graphs import Compiled
 from perlclip.methods.base import Method, config_dict
+from perlclip.methods.recipes import Recipe
+from perlclip.methods.recipes import recipe as recipe_by_name
 from perlclip.progress import Bar, progress_bar
-from perlclip.recipes import Recipe
-from perlclip.recipes import recipe as recipe_by_name
+from perlclip.training.checkpoint import read_checkpoint, save_checkpoint
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CHECKPOINT_SECONDS = 30.0

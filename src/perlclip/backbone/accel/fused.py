@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from perlclip.backbone.accel.cuda_graphs import recording
 from perlclip.errors import first_line
-from perlclip.graphs import recording
 
 LARGE = 2**23  # numbers: 10,000 rows of ViT-B/16
 TILES = 4096  # rows from which on our matrix product beats cuBLAS' with an activation behind it
@@ -22,7 +22,7 @@ TILES = 4096  # rows from which on our matrix product beats cuBLAS' with an acti
 def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """x + a, and its norm."""
     if has_kernels(x):
-        from perlclip.backbone import kernels
+        from perlclip.backbone.accel import kernels
 
         if not wants_gradient(x, a):
             return kernels.add_norm(x, a, norm)
@@ -36,7 +36,7 @@ def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
 def linear_silu(y: Tensor, linear: nn.Linear) -> Tensor:
     """silu(W y + b)."""
     if has_kernels(y) and not wants_gradient(y) and y.numel() >= TILES * y.shape[-1]:
-        from perlclip.backbone import kernels
+        from perlclip.backbone.accel import kernels
 
         if kernels.can_multiply(linear):
             return kernels.linear_silu(y, linear)
@@ -63,7 +63,7 @@ def has_kernels(x: Tensor) -> bool:
 def _kernels_work(device: torch.device) -> bool:
     """Triton may be absent, or present without the compiler that it needs: try it once."""
     try:
-        from perlclip.backbone import kernels
+        from perlclip.backbone.accel import kernels
 
         with torch.no_grad(), torch.inference_mode(False):
             x = torch.ones(1, 1, 16, device=device, dtype=torch.bfloat16)

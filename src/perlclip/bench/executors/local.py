@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
+from perlclip.bench.protocols import training_of
+from perlclip.bench.run import Workspace, perform, resolve
+from perlclip.bench.store import Record, Run, Store, failed_record
+from perlclip.data.suites import SUITES
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.files import require_writable
-from perlclip.perform import Workspace, perform, resolve
 from perlclip.progress import progress_bar
-from perlclip.protocols import SUITES, training_of
-from perlclip.runs import Record, Run, Store, failed_record
 
 STOP_SECONDS = 10.0  # what a process gets to finish its step and write its checkpoint
 
@@ -187,7 +188,7 @@ def _in_processes(todo: Sequence[Unit], plans: Plans, store: Store, machines: Ma
 
 
 def _on_ray(todo: Sequence[Unit], plans: Plans, store: Store, machines: Machines) -> Outcomes:
-    from perlclip.executor_ray import on_ray
+    from perlclip.bench.executors.ray import on_ray
 
     return on_ray(todo, plans, store, machines)
 

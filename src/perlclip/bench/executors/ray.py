@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from perlclip.bench.executors.local import STOP_SECONDS, Machines, Outcomes, Plans, Unit, attempt
+from perlclip.bench.run import Workspace, resolve
+from perlclip.bench.store import Record, Run, Store, failed_record
 from perlclip.errors import PerlclipError
-from perlclip.executor import STOP_SECONDS, Machines, Outcomes, Plans, Unit, attempt
-from perlclip.perform import Workspace, resolve
-from perlclip.runs import Record, Run, Store, failed_record
 
 RETRIES = 3  # of a run whose worker died
 OBJECT_STORE = 100 * 2**20  # bytes; only runs and their records pass through it

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perlclip.data.sets import DataSet, ImageSet, few_shot_split
-from perlclip.data.splits import (
+from perlclip.data.coop.lists import (
     Items,
     Reader,
     aircraft_lists,
@@ -26,9 +25,10 @@ from perlclip.data.splits import (
     split_json,
     wnid_folders,
 )
+from perlclip.data.sets import DataSet, ImageSet, few_shot_split
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.progress import progress_bar
-from perlclip.prompts import DEFAULT_TEMPLATE
+from perlclip.text.templates import DEFAULT_TEMPLATE
 
 MIRROR = "https://huggingface.co/zhengli97/prompt_learning_dataset"  # all but ImageNet itself
 _DRIVE = "https://drive.google.com/file/d/"

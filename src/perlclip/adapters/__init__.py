@@ -1,0 +1,1 @@
+"""The adapter folder and its card."""

@@ -1,0 +1,1 @@
+"""What makes the towers faster on CUDA: recorded graphs and fused kernels."""

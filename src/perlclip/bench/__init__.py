@@ -1,0 +1,1 @@
+"""Benchmarks: which runs there are, how one is done, where it is kept."""

@@ -1,0 +1,1 @@
+"""The fifteen data sets of CoOp's protocol."""

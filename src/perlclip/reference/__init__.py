@@ -1,0 +1,1 @@
+"""Every method without a shortcut, over `transformers`' own layers."""

@@ -1,0 +1,1 @@
+"""Classes as text: names, templates, what is novel."""

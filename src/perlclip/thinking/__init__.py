@@ -1,0 +1,1 @@
+"""When an image may stop thinking."""
