@@ -11,54 +11,62 @@ __version__ = "0.1.0"
 _HOME = {
     "Adapter": "adapters.folder",
     "Backbone": "backbone",
-    "Calibration": "thinking.thresholds",
     "Classifier": "inference.classifier",
     "DataSet": "data",
     "Evaluation": "inference.evaluation",
+    "FitResult": "training.loop",
     "ImageSet": "data",
     "PerlclipError": "errors",
-    "Policy": "thinking.policy",
     "Prediction": "inference.classifier",
-    "RECIPES": "methods.recipes",
-    "Recipe": "methods.recipes",
-    "calibrate": "thinking.thresholds",
+    "Recipe": "methods",
+    "Thresholds": "thinking.thresholds",
     "create_method": "methods",
     "dataset_names": "data",
     "evaluate": "inference.evaluation",
+    "find_recipe": "methods.registry",
     "fit": "training.loop",
     "list_methods": "methods",
     "load_adapter": "adapters.folder",
     "load_backbone": "backbone",
     "load_dataset": "data",
     "load_images": "data",
+    "load_plugin": "methods",
+    "method_class": "methods",
     "save_adapter": "adapters.folder",
+    "set_thresholds": "thinking.choice",
     "train_val": "data",
 }
+_PACKAGES = (
+    "adapters", "analysis", "backbone", "bench", "data", "inference", "methods", "reference", "report", "text",
+    "thinking", "training", "viz",
+)  # fmt: skip
 __all__ = [
-    "RECIPES",
     "Adapter",
     "Backbone",
-    "Calibration",
     "Classifier",
     "DataSet",
     "Evaluation",
+    "FitResult",
     "ImageSet",
     "PerlclipError",
-    "Policy",
     "Prediction",
     "Recipe",
+    "Thresholds",
     "__version__",
-    "calibrate",
     "create_method",
     "dataset_names",
     "evaluate",
+    "find_recipe",
     "fit",
     "list_methods",
     "load_adapter",
     "load_backbone",
     "load_dataset",
     "load_images",
+    "load_plugin",
+    "method_class",
     "save_adapter",
+    "set_thresholds",
     "train_val",
 ]
 
@@ -69,14 +77,16 @@ if TYPE_CHECKING:
     from perlclip.errors import PerlclipError
     from perlclip.inference.classifier import Classifier, Prediction
     from perlclip.inference.evaluation import Evaluation, evaluate
-    from perlclip.methods import create_method, list_methods
-    from perlclip.methods.recipes import RECIPES, Recipe
-    from perlclip.thinking.policy import Policy
-    from perlclip.thinking.thresholds import Calibration, calibrate
-    from perlclip.training.loop import fit
+    from perlclip.methods import Recipe, create_method, list_methods, load_plugin, method_class
+    from perlclip.methods.registry import find_recipe
+    from perlclip.thinking.choice import set_thresholds
+    from perlclip.thinking.thresholds import Thresholds
+    from perlclip.training.loop import FitResult, fit
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"perlclip.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'perlclip' has no attribute {name!r}")
     value = getattr(import_module(f"perlclip.{_HOME[name]}"), name)
@@ -85,4 +95,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_PACKAGES])

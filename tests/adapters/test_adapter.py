@@ -30,7 +30,7 @@ def folder(backbone, tmp_path):
         method,
         tmp_path / "adapter",
         class_names=NAMES,
-        templates=TEMPLATE,
+        template=TEMPLATE,
         training=training,
         metrics={"accuracy": 81.25},
     )
@@ -44,7 +44,7 @@ def test_the_folder_has_three_ordinary_files_and_no_litter(folder, tmp_path):
 
 def test_the_adapter_of_vit_b16_has_26_kb(tmp_path):
     method = Perl(vit_b16_shape(), Perl.config_class())
-    perlclip.save_adapter(method, tmp_path, class_names=["a"], templates=TEMPLATE)
+    perlclip.save_adapter(method, tmp_path, class_names=["a"], template=TEMPLATE)
     assert 25_608 < (tmp_path / WEIGHTS).stat().st_size < 27_000
 
 
@@ -153,7 +153,7 @@ def test_a_full_disk_leaves_the_old_adapter(folder, backbone, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(PerlclipError, match=r"cannot write .*No space left on device"):
-        perlclip.save_adapter(method, folder, class_names=NAMES, templates=TEMPLATE)
+        perlclip.save_adapter(method, folder, class_names=NAMES, template=TEMPLATE)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

@@ -12,7 +12,6 @@ import perlclip
 from perlclip.backbone.accel import cuda_graphs as graphs
 from perlclip.backbone.accel.cuda_graphs import Beside, Compiled, is_on
 from perlclip.data import load_images
-from perlclip.data.loading import on_device
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -97,18 +96,6 @@ def test_work_beside_is_work_in_order_where_there_is_no_graph():
         x = torch.ones(3)
     side.join()
     assert x.sum() == 3
-
-
-def test_batches_come_in_order_and_one_by_one():
-    drawn = []
-
-    def batches():
-        for i in range(3):
-            drawn.append(i)
-            yield torch.full((2,), i), torch.tensor([i])
-
-    for i, (pixels, labels) in enumerate(on_device(batches(), CPU)):
-        assert pixels.tolist() == [i, i] and labels.tolist() == [i] and drawn[-1] == i
 
 
 def test_fit_says_what_compiling_cost_and_refuses_nonsense(backbone, tree):

@@ -14,9 +14,10 @@ from transformers import CLIPImageProcessorPil
 
 import perlclip
 from perlclip import ImageSet, PerlclipError
+from perlclip.backbone.preprocess import Preprocess, random_box
 from perlclip.data.folder import load_images, match_classes, read_class_names, train_val
-from perlclip.data.images import Preprocess, random_box, read_image
-from perlclip.data.loading import epoch_order, train_batches
+from perlclip.data.images import read_image
+from perlclip.data.loading import epoch_order, random_views
 from tests.conftest import COLOURS, draw_tree
 
 
@@ -141,8 +142,7 @@ def test_test_view_equals_transformers(size):
     image = Image.fromarray(rng.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
     processor = CLIPImageProcessorPil(size={"shortest_edge": 224}, crop_size={"height": 224, "width": 224})
     want = torch.as_tensor(np.array(processor(image)["pixel_values"][0]))
-    ours = Preprocess(size=224, resize=224, mean=tuple(processor.image_mean), std=tuple(processor.image_std))
-    torch.testing.assert_close(ours.test_view(image), want, atol=1e-5, rtol=1e-5)
+    assert torch.equal(Preprocess.of(processor, 224).test_view(image), want)
 
 
 def test_random_boxes_keep_their_promises():
@@ -217,22 +217,19 @@ def test_a_missing_image_is_named(tmp_path):
 
 
 def test_views_do_not_depend_on_workers(tree, backbone):
-    data, order = load_images(tree), [[0, 5, 9], [20, 1]]
-    runs = [
-        list(train_batches(data, backbone.preprocess, (0.08, 1.0), order, seed=1, epoch=2, workers=workers))
-        for workers in (0, 2)
-    ]
+    data, order = load_images(tree), [(2, [0, 5, 9]), (2, [20, 1]), (3, [0, 5, 9])]
+    views = (data, backbone.preprocess, (0.08, 1.0), order, backbone.device)
+    runs = [list(random_views(*views, seed=1, workers=workers)) for workers in (0, 2)]
     for (a, la), (b, lb) in zip(*runs, strict=True):
         assert torch.equal(a, b) and torch.equal(la, lb)
-    other = next(iter(train_batches(data, backbone.preprocess, (0.08, 1.0), order, seed=1, epoch=3)))
-    assert not torch.equal(other[0], runs[0][0][0])
+    assert not torch.equal(runs[0][2][0], runs[0][0][0]), "another epoch, another view"
 
 
 def test_a_workers_error_is_one_sentence(tree, backbone, tmp_path):
     (tmp_path / "cut.jpg").write_bytes(jpeg()[:900])
     data = ImageSet(images=[tmp_path / "cut.jpg"], labels=[0], class_names=("a",))
     with pytest.raises(PerlclipError, match=r"^image .*cut.jpg is damaged") as caught:
-        list(train_batches(data, backbone.preprocess, (0.08, 1.0), [[0]], seed=1, epoch=0, workers=1))
+        list(random_views(data, backbone.preprocess, (0.08, 1.0), [(0, [0])], backbone.device, seed=1, workers=1))
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""What tests of several methods and seeds share: not one number changes, the work is spared, memory is bounded."""
+"""What tests of several methods and seeds share: not one number changes, the work is spared, cache is bounded."""
 
 from collections import Counter
 from dataclasses import replace
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import perlclip
+from perlclip.backbone import Preprocess
 from perlclip.data import ImageSet, load_images
-from perlclip.data.images import Preprocess
-from perlclip.inference import cache as memories
-from perlclip.inference.cache import Memory
+from perlclip.inference import cache as caches
+from perlclip.inference.cache import EvalCache
 
 BATCH = 5
 
@@ -20,14 +20,14 @@ def images(tree) -> ImageSet:
     return load_images(tree).select(range(13))
 
 
-def answers(method, images, memory=None, batch_size=BATCH, novel=False) -> tuple:
-    result = perlclip.evaluate(method, images, memory=memory, batch_size=batch_size, novel=novel, progress=False)
+def answers(method, images, cache=None, batch_size=BATCH, novel=False) -> tuple:
+    result = perlclip.evaluate(method, images, cache=cache, batch_size=batch_size, novel=novel, progress=False)
     return result.predictions_KB.tolist(), result.probabilities_BC.tolist()
 
 
 def test_every_method_and_seed_answers_the_same_to_the_bit(backbone, images):
-    """One memory for all of them, in an order in which depths come up from below and from above."""
-    shared, names = Memory().of("images"), perlclip.list_methods()
+    """One cache for all of them, in an order in which depths come up from below and from above."""
+    shared, names = EvalCache().of("images"), perlclip.list_methods()
     methods = [perlclip.create_method(name, backbone, seed=seed) for name in names for seed in (1, 2)]
     for case in (dict(novel=True), dict(batch_size=4), dict()):
         plain = {method: answers(method, images, **case) for method in methods}
@@ -37,20 +37,20 @@ def test_every_method_and_seed_answers_the_same_to_the_bit(backbone, images):
 
 @pytest.mark.parametrize("depth", [0, 4, 11])
 def test_settings_of_a_method_do_not_get_mixed_up(backbone, images, depth):
-    shared = Memory().of("images")
+    shared = EvalCache().of("images")
     for other in (7, depth, 7):
         method = perlclip.create_method("perl", backbone, depth=other)
         assert answers(method, images, shared) == answers(method, images)
 
 
 def test_sets_and_backbones_do_not_get_mixed_up(backbone, images, clip_folders):
-    memory = Memory()
+    cache = EvalCache()
     reverse = images.select(reversed(range(len(images))))
     other = perlclip.load_backbone(str(clip_folders["small"]), dtype="bfloat16")
     for one in (backbone, other):
         method = perlclip.create_method("mmrl", one)
-        assert answers(method, images, memory.of("images")) == answers(method, images)
-        assert answers(method, reverse, memory.of("reverse")) == answers(method, reverse)
+        assert answers(method, images, cache.of("images")) == answers(method, images)
+        assert answers(method, reverse, cache.of("reverse")) == answers(method, reverse)
 
 
 class Count:
@@ -75,7 +75,7 @@ class Count:
 
 
 def test_frozen_blocks_pixels_and_texts_are_computed_once(backbone, images, monkeypatch):
-    shared = Memory().of("images")
+    shared = EvalCache().of("images")
     batches, depth = 3, backbone.vision.depth
     blocks, views = (
         Count(monkeypatch, "forward", *backbone.vision.blocks),
@@ -100,7 +100,7 @@ def test_frozen_blocks_pixels_and_texts_are_computed_once(backbone, images, monk
 
 def test_trained_texts_are_never_shared(backbone, images):
     """Two methods of one state: each has embeddings of its own."""
-    shared = Memory().of("images")
+    shared = EvalCache().of("images")
     one, two = (perlclip.create_method("coop", backbone, init="", seed=seed) for seed in (1, 2))
     assert answers(one, images, shared) != answers(two, images, shared)
     with torch.no_grad():
@@ -109,12 +109,12 @@ def test_trained_texts_are_never_shared(backbone, images):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9])
-def test_memory_is_bounded(backbone, images, share):
-    whole = Memory()
+def test_cache_is_bounded(backbone, images, share):
+    whole = EvalCache()
     methods = [perlclip.create_method(name, backbone) for name in ("mmrl", "zero-shot", "perl")]
     for method in methods:
         answers(method, images, whole.of("images"))
-    small = Memory(int(share * whole.used))
+    small = EvalCache(int(share * whole.used))
     for method in (*methods, *methods):
         assert answers(method, images, small.of("images")) == answers(method, images)
     held = [
@@ -131,20 +131,20 @@ def test_memory_is_bounded(backbone, images, share):
 
 
 def test_only_the_class_lists_used_last_are_kept(backbone, images, monkeypatch):
-    monkeypatch.setattr(memories, "STATES", 2)
-    memory, method = Memory(), perlclip.create_method("zero-shot", backbone)
+    monkeypatch.setattr(caches, "STATES", 2)
+    cache, method = EvalCache(), perlclip.create_method("zero-shot", backbone)
     prepared = Count(monkeypatch, "prepare", type(method))
     lists = [replace(images, template=template).classes for template in ("{}", "a {}", "the {}")]
     calls = Counter()
     for number in (0, 1, 0, 2, 0, 1):
-        calls[number] += prepared.during(lambda n=number: memory.of("").class_state(method, lists[n], novel=False))
-    assert calls == {0: 1, 1: 2, 2: 1} and len(memory._states) == 2
+        calls[number] += prepared.during(lambda n=number: cache.of("").class_state(method, lists[n], novel=False))
+    assert calls == {0: 1, 1: 2, 2: 1} and len(cache._states) == 2
 
 
 def test_an_error_leaves_nothing_behind(backbone, images, monkeypatch):
-    memory = Memory()
+    cache = EvalCache()
     method = perlclip.create_method("perl", backbone)
     monkeypatch.setattr(type(method), "similarity", None)
     with pytest.raises(TypeError):
-        answers(method, images, memory.of("images"))
-    assert memory.used == 0 and backbone.vision.batch is None and not backbone.vision.embed._forward_hooks
+        answers(method, images, cache.of("images"))
+    assert cache.used == 0

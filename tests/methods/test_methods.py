@@ -12,11 +12,12 @@ from perlclip.backbone.clip import vit_b16_shape
 from perlclip.data.toybox import load_toybox
 from perlclip.methods import method_class
 from perlclip.text.classes import Classes, are_novel
+from perlclip.training.optimizer import build_optimizer
 
 CLASSES = Classes(("cat", "striped horse", "ox"), "a photo of a {}.")
 OTHER = Classes(("tree", "house"), "a drawing of a {}.")
 METHODS = perlclip.list_methods()
-TRAINED = [name for name in METHODS if name in perlclip.RECIPES]
+TRAINED = [name for name in METHODS if perlclip.method_class(name).recipes]
 LABELS = torch.tensor([0, 1, 2, 0])
 
 
@@ -29,6 +30,10 @@ def method(request, any_backbone):
 def pixels(any_backbone):
     size = any_backbone.preprocess.size
     return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def fast(name):
+    return perlclip.method_class(name).recipes["fast"]
 
 
 def shaken(method, size=0.05):
@@ -72,7 +77,7 @@ def test_the_frozen_weights_are_untouched_by_a_step(name, any_backbone, pixels):
     method = perlclip.create_method(name, any_backbone)
     towers = {"vision": any_backbone.vision, "text": any_backbone.text}
     before = {side: {k: v.clone() for k, v in tower.state_dict().items()} for side, tower in towers.items()}
-    optimizer = perlclip.RECIPES[name]["fast"].build_optimizer(method.parameters())
+    optimizer = build_optimizer(fast(name), method.parameters())
     method.loss(pixels, LABELS, method.class_state(CLASSES)).backward()
     optimizer.step()
     for side, tower in towers.items():
@@ -95,7 +100,7 @@ def test_the_loss_falls_on_a_small_task(name, tiny):
     few = pool.select([i for i, label in enumerate(pool.labels) if label < 4][:32])
     shots = replace(few, class_names=few.class_names[:4])
     method = perlclip.create_method(name, tiny)
-    recipe = replace(perlclip.RECIPES[name]["fast"], epochs=6, batch_size=8, crop_scale=(0.9, 1.0))
+    recipe = replace(fast(name), epochs=6, batch_size=8, crop_scale=(0.9, 1.0))
     if name == "perl":
         recipe = replace(recipe, lr=1e-3)
     losses = perlclip.fit(method, shots, recipe=recipe).losses
@@ -130,7 +135,7 @@ def test_a_class_does_not_depend_on_its_neighbours(method):
 @pytest.mark.parametrize("name", METHODS)
 def test_save_and_load_give_the_same_answers(name, any_backbone, pixels, tmp_path):
     method = shaken(perlclip.create_method(name, any_backbone))
-    perlclip.save_adapter(method, tmp_path / "a", class_names=["cat", "horse"], templates="a {}.")
+    perlclip.save_adapter(method, tmp_path / "a", class_names=["cat", "horse"], template="a {}.")
     loaded = perlclip.load_adapter(tmp_path / "a").method
     with torch.no_grad():
         want = method.logits(pixels, method.class_state(CLASSES))
@@ -152,13 +157,13 @@ def test_half_precision_is_close(name, dtype, tiny):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_half_precision_trains(name, dtype, tiny):
-    """Towers and autocast in half precision, the method's own weights in float32: nearly the same first loss."""
+    """Towers in half precision, the method's own weights in float32: nearly the same first loss."""
     pool = load_toybox("negative_toys").train.base()
     shots = pool.select(range(8))
-    recipe = replace(perlclip.RECIPES[name]["fast"], crop_scale=(0.9, 1.0))
+    recipe = replace(fast(name), crop_scale=(0.9, 1.0))
     full = perlclip.fit(perlclip.create_method(name, tiny), shots, recipe=recipe).losses
     method = perlclip.create_method(name, perlclip.load_backbone("tiny", dtype=dtype))
-    rough = perlclip.fit(method, shots, recipe=recipe, precision=dtype).losses
+    rough = perlclip.fit(method, shots, recipe=recipe).losses
     assert all(p.dtype == torch.float32 for p in method.parameters())
     assert rough[0] == pytest.approx(full[0], rel=0.1, abs=0.1)
 
@@ -169,15 +174,13 @@ def test_class_texts_are_encoded_once_per_evaluation(any_backbone, pixels, monke
         if name == "cocoop":
             continue
         method, calls = shaken(perlclip.create_method(name, any_backbone)), []
-        encode = "encode_text_steps" if name == "perl" else "encode_text"
-        original = getattr(method, encode)
+        original = method.encode_text_steps
 
         def counted(state, original=original, calls=calls):
             calls.append(1)
             return original(state)
 
-        counted.__name__ = encode
-        monkeypatch.setattr(method, encode, counted)
+        monkeypatch.setattr(method, "encode_text_steps", counted)
         state = method.class_state(CLASSES)
         with torch.no_grad():
             before = [method.trajectory(pixels, state) for _ in range(3)][-1]
@@ -240,8 +243,8 @@ def test_names():
         ("mmrl++", dict(start=12), "mmrl\\+\\+: start must be below"),
         ("provp", dict(alpha=1.5), "alpha must be in 0.0..1.0"),
         ("coop", dict(tokens=99), "has 9 tokens; 99 are needed"),
-        ("promptsrc", dict(templates=["a {}", "no name"]), "must contain one {}"),
-        ("promptsrc", dict(templates="a {}"), "must be of type list of str"),
+        ("promptsrc", dict(template=["a {}", "no name"]), "must contain one {}"),
+        ("promptsrc", dict(template="a {}"), "must be of type list of str"),
         ("zero-shot", dict(ensemble=1), "must be of type bool"),
         ("mmrl", dict(dim=True), "must be of type int"),
     ],
@@ -260,7 +263,7 @@ def test_a_sentence_without_room_for_the_learned_words_is_refused(backbone):
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("fused", [False, True])
 def test_kept_texts_do_not_outlive_a_step(backbone, optimizer, fused):
-    """Also a fused optimiser's, which autograd's version counters do not see; nor another config or autocast."""
+    """Also a fused optimiser's, which PyTorch's counters do not see; nor another config or autocast."""
     method = shaken(perlclip.create_method("mmrl++", backbone))
     pixels, state = torch.randn(4, 3, 32, 32), method.class_state(CLASSES)
     stepper = optimizer(method.parameters(), lr=0.1, fused=fused)

@@ -9,10 +9,10 @@ import torch
 
 import perlclip
 from perlclip import Recipe
-from perlclip.methods.base import method_class
-from perlclip.methods.recipes import DATASET_SETTINGS, RECIPES, SETTINGS, default_recipe, recipe, settings
+from perlclip.methods.registry import default_recipe, find_recipe, method_class
 from perlclip.training.loop import Interrupted
-from tests.test_train import same, train_set, weights  # noqa: F401 (a fixture)
+from perlclip.training.optimizer import build_optimizer
+from tests.training.test_train import same, train_set, weights  # noqa: F401 (a fixture)
 
 RATES = {
     ("maple", "original"): [1e-5, 3.5e-3, 3.166e-3, 2.291e-3, 1.209e-3],
@@ -29,6 +29,10 @@ LAST = {
     ("coop", "original"): 4.93e-7,
     ("promptsrc", "original"): 6.118e-5,
 }
+
+
+def recipe(*where, **more):
+    return find_recipe(*where, **more)[0]
 
 
 @pytest.mark.parametrize(("method", "name"), RATES)
@@ -53,11 +57,12 @@ def test_imagenet_runs_of_mmrl_have_five_epochs():
 
 
 def test_everyone_is_fast_in_one_epoch_of_the_same_steps():
-    for method, named in RECIPES.items():
+    trained = {name: method_class(name).recipes for name in perlclip.list_methods() if method_class(name).recipes}
+    for method, named in trained.items():
         fast = named["fast"]
         assert (fast.epochs, fast.batch_size, fast.rate(0)) == (1, 4, fast.lr), method
         assert method == "perl" or (fast.optimizer, fast.lr) == (named["original"].optimizer, named["original"].lr)
-    assert set(RECIPES) | {"zero-shot"} == set(perlclip.list_methods())
+    assert set(trained) | {"zero-shot"} == set(perlclip.list_methods())
     assert {name: default_recipe(name) for name in ("perl", "coop")} == {"perl": "extended", "coop": "original"}
 
 
@@ -76,15 +81,39 @@ def test_everyone_is_fast_in_one_epoch_of_the_same_steps():
     ],
 )
 def test_settings_of_data_sets(method, name, dataset, expected):
-    assert settings(method, name, dataset=dataset) == expected
+    assert find_recipe(method, name, dataset=dataset)[1] == expected
 
 
-def test_every_setting_in_the_tables_is_one_of_its_method():
-    tables = [(method, changes) for table in (SETTINGS, DATASET_SETTINGS) for method, by in table.items()
-              for changes in by.values()]  # fmt: skip
-    for method, changes in tables:
-        method_class(method).config_class(**changes)
-    assert set(DATASET_SETTINGS["mmrl"]) == set(DATASET_SETTINGS["mmrl++"]) and len(DATASET_SETTINGS["mmrl"]) == 11
+def test_every_rule_is_about_settings_and_recipes_that_there_are():
+    for name in perlclip.list_methods():
+        cls = method_class(name)
+        for rule in cls.rules:
+            cls.config_class(**rule.settings)
+            assert set(rule.recipes) <= set(cls.recipes) | {"original-few-shot"}, (name, rule)
+            for recipe_name in rule.recipes or cls.recipes:
+                replace(cls.recipes.get(recipe_name, cls.recipes["fast"]), **rule.changes)
+    sets = [{rule.dataset for rule in method_class(name).rules} - {""} for name in ("mmrl", "mmrl++")]
+    assert sets[0] == sets[1] and len(sets[0]) == 11
+
+
+def test_a_recipe_is_trained_with_the_settings_it_wants(backbone, train_set):  # noqa: F811
+    """Python's `fit(recipe="original")` used to train MMRL with 0.5 / 512 on EuroSAT, silently."""
+    for where in (dict(recipe="original", dataset="eurosat"), dict(recipe="original-cross")):
+        method = perlclip.create_method("mmrl", backbone)
+        with pytest.raises(perlclip.PerlclipError, match=r"wants weight=.*create_method\('mmrl', backbone, recipe="):
+            perlclip.fit(method, train_set, **where)
+    made = perlclip.create_method("mmrl", backbone, recipe="original", dataset="eurosat", dim=16)
+    assert (made.config.weight, made.config.dim) == (0.01, 16), "what is said expressly counts"
+    made = perlclip.create_method("maple", backbone, recipe="original-cross")
+    result = perlclip.fit(made, train_set)
+    assert result.training["recipe_name"] == "original-cross" and result.settings["recipe"]["lr"] == 0.0026
+
+
+def test_a_folder_named_as_a_data_set_changes_nothing(backbone, train_set):  # noqa: F811
+    """It used to raise ProVP's rate from 0.1 to 5."""
+    method = perlclip.create_method("provp", backbone, tokens=1)
+    result = perlclip.fit(method, replace(train_set.select(range(2)), name="imagenet"), recipe="original")
+    assert result.settings["recipe"]["lr"] == 0.1
 
 
 def test_the_embedded_backbone_has_wider_crops():
@@ -93,7 +122,7 @@ def test_the_embedded_backbone_has_wider_crops():
 
 
 def test_adam_takes_its_eps():
-    optimizer = recipe("tcp", "original").build_optimizer([torch.zeros(1, requires_grad=True)])
+    optimizer = build_optimizer(recipe("tcp", "original"), [torch.zeros(1, requires_grad=True)])
     assert isinstance(optimizer, torch.optim.Adam) and optimizer.defaults["eps"] == 1e-3
     assert not optimizer.defaults.get("decoupled_weight_decay")
 
@@ -133,10 +162,11 @@ def test_the_result_is_the_average_of_the_epochs_ends(backbone, train_set):  # n
         torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_an_interrupted_average_is_taken_up_again(backbone, train_set, tmp_path, monkeypatch, precision):  # noqa: F811
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_an_interrupted_average_is_taken_up_again(clip_folder, train_set, tmp_path, monkeypatch, dtype):  # noqa: F811
+    backbone = perlclip.load_backbone(str(clip_folder), dtype=dtype)
     whole = perlclip.create_method("perl", backbone, steps=1)
-    perlclip.fit(whole, train_set, recipe=AVERAGED, precision=precision)
+    perlclip.fit(whole, train_set, recipe=AVERAGED)
     method, path, calls = perlclip.create_method("perl", backbone, steps=1), tmp_path / "c.safetensors", []
     loss = method.loss
 
@@ -148,10 +178,10 @@ def test_an_interrupted_average_is_taken_up_again(backbone, train_set, tmp_path,
 
     monkeypatch.setattr(method, "loss", stop)
     with pytest.raises(Interrupted):
-        perlclip.fit(method, train_set, recipe=AVERAGED, precision=precision, checkpoint=path)
+        perlclip.fit(method, train_set, recipe=AVERAGED, checkpoint=path)
     for _ in range(2):  # a finished training can be resumed, too
         fresh = perlclip.create_method("perl", backbone, seed=9, steps=1)
-        perlclip.fit(fresh, train_set, recipe=AVERAGED, precision=precision, checkpoint=path, resume=True)
+        perlclip.fit(fresh, train_set, recipe=AVERAGED, checkpoint=path, resume=True)
         assert same(weights(fresh), weights(whole))
 
 
@@ -207,7 +237,7 @@ def test_published_recipes(method, name):
     r = recipe(method, name)
     got = (r.optimizer, r.lr, r.weight_decay, r.epochs, r.batch_size, r.warmup_epochs, r.crop_scale[0])
     assert got == PUBLISHED[method, name] and r.drop_last and r.schedule == "cosine"
-    group = r.build_optimizer([torch.zeros(1, requires_grad=True)]).defaults
+    group = build_optimizer(r, [torch.zeros(1, requires_grad=True)]).defaults
     assert group.get("momentum", 0.9) == 0.9 and not group.get("nesterov")
 
 
@@ -221,18 +251,23 @@ def test_changes_for_single_data_sets():
     assert fields("provp", "original", "imagenet", "lr", "weight_decay") == (5.0, 5e-3)
     assert fields("mma", "original", "imagenet", "batch_size") == (128,)
     assert fields("mmrl++", "original-few-shot", "imagenet", "epochs", "lr") == (5, 1e-3)
-    weights_of = {name: cell["weight"] for name, cell in DATASET_SETTINGS["mmrl"].items()}
-    assert weights_of == dict(
+
+    def settings(method, sets):
+        return {name: find_recipe(method, "fast", dataset=name)[1] for name in sets}
+
+    weights_of = dict(
         stanford_cars=7, fgvc_aircraft=6, sun397=6, dtd=6, food101=5, oxford_flowers=4, ucf101=3, imagenet=0.5,
         caltech101=0.5, oxford_pets=0.2, eurosat=0.01,
     )  # fmt: skip
-    both = {name: (cell["beta"], cell["weight"]) for name, cell in DATASET_SETTINGS["mmrl++"].items()}
-    assert both == dict(
+    assert settings("mmrl", weights_of) == {name: {"weight": weight} for name, weight in weights_of.items()}
+    both = dict(
         imagenet=(0.9, 0.2), fgvc_aircraft=(0.9, 2), ucf101=(0.9, 3), dtd=(0.9, 7), oxford_pets=(0.7, 0.01),
         stanford_cars=(0.7, 6), caltech101=(0.6, 3), sun397=(0.5, 3), oxford_flowers=(0.4, 7), eurosat=(0.2, 0.01),
         food101=(0.1, 1),
     )  # fmt: skip
-    assert DATASET_SETTINGS["provp"]["fgvc_aircraft"]["template"] == "a type of aircraft, a photo of a {}."
+    assert settings("mmrl++", both) == {name: {"beta": beta, "weight": w} for name, (beta, w) in both.items()}
+    template = "a type of aircraft, a photo of a {}."
+    assert settings("provp", ["fgvc_aircraft"]) == {"fgvc_aircraft": {"template": template}}
 
 
 def test_a_training_that_would_be_all_warm_up_has_none():

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import perlclip
-from perlclip import PerlclipError, Policy
+from perlclip import PerlclipError
 from perlclip.adapters.folder import CONFIG
 from perlclip.data.toybox import load_toybox
-from perlclip.thinking import limits
-from perlclip.thinking import thresholds as calibration_module
+from perlclip.thinking import choice, limits
+from perlclip.thinking.choice import choose
 from perlclip.thinking.limits import Budget, Deadline, Pace
-from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, image_trajectory, settled, simulate
-from perlclip.thinking.thresholds import Calibration, choose
+from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, Policy, image_trajectory, settled, simulate
+from perlclip.thinking.thresholds import Thresholds
 from tests.conftest import draw_tree
 from tests.test_cli import QUICK, fails, run
 from tests.test_perl import CLOSE, PROMPTS, loud, pixels_for
@@ -126,8 +126,8 @@ def test_only_texts_that_think_cost_an_image_nothing(backbone):
     image = np.zeros((40, 40, 3), dtype=np.uint8)
     usual, adaptive = classifier.predict(image), classifier.predict(image, steps="adaptive", max_mean_steps=2)
     assert (usual.steps, adaptive.steps) == (0, 0) and usual.probability == pytest.approx(adaptive.probability)
-    with pytest.raises(PerlclipError, match="nothing to calibrate"):
-        perlclip.calibrate(method, perlclip.ImageSet(images=[image], labels=[0], class_names=("cat",)))
+    with pytest.raises(PerlclipError, match="no thresholds to set"):
+        perlclip.set_thresholds(method, perlclip.ImageSet(images=[image], labels=[0], class_names=("cat",)))
 
 
 # ---- budget ----
@@ -243,11 +243,11 @@ def trained(tiny):
 
 
 @pytest.fixture(scope="module")
-def calibration(trained):
-    return perlclip.calibrate(*trained, agreement=0.98, progress=False)
+def thresholds(trained):
+    return perlclip.set_thresholds(*trained, agreement=0.98, progress=False)
 
 
-def test_calibration_is_the_cheapest_that_agrees(logits_KBC):
+def test_thresholds_is_the_cheapest_that_agrees(logits_KBC):
     found = choose(logits_KBC, 0.9)
     answers_KB, points = logits_KBC.argmax(-1), [found.chosen, *found.frontier]
     for point in points:
@@ -270,49 +270,49 @@ def test_a_budget_finds_its_policy(logits_KBC):
     assert found.within(None) == found.policy and found.within(-1) == found.within(0)
 
 
-def test_calibration_is_a_function_of_the_training_images(trained, calibration):
+def test_thresholds_is_a_function_of_the_training_images(trained, thresholds):
     method, images = trained
-    assert perlclip.calibrate(method, images, agreement=0.98, progress=False, batch_size=5) == calibration
-    assert perlclip.calibrate(method, images, agreement=0.98, progress=False, seed=2) != calibration
-    assert calibration.views == 3 * len(images)
+    assert perlclip.set_thresholds(method, images, agreement=0.98, progress=False, batch_size=5) == thresholds
+    assert perlclip.set_thresholds(method, images, agreement=0.98, progress=False, seed=2) != thresholds
+    assert thresholds.views == 3 * len(images)
 
 
-def test_calibration_looks_at_views_that_training_has_not_seen(trained, monkeypatch):
-    epochs, batches = [], calibration_module.train_batches
+def test_thresholds_looks_at_views_that_training_has_not_seen(trained, monkeypatch):
+    epochs, views = [], choice.random_views
 
-    def spy(*args, epoch, **options):
-        epochs.append(epoch)
-        return batches(*args, epoch=epoch, **options)
+    def spy(images, preprocess, scale, order, *more, **options):
+        epochs.extend(epoch for epoch, _ in order)
+        return views(images, preprocess, scale, order, *more, **options)
 
-    monkeypatch.setattr(calibration_module, "train_batches", spy)
+    monkeypatch.setattr(choice, "random_views", spy)
     method, images = trained
-    perlclip.calibrate(method, images.select(range(3)), progress=False)
+    perlclip.set_thresholds(method, images.select(range(3)), progress=False)
     assert len(set(epochs)) == len(epochs) == 2 and max(epochs) < 0
 
 
-def test_calibration_is_a_few_hundred_bytes_of_json(calibration):
-    text = json.dumps(calibration.as_json())
-    again = Calibration.from_json(json.loads(text))
-    assert len(text) < 1000 and again.policy == calibration.policy
-    assert [p.policy for p in again.frontier] == [p.policy for p in calibration.frontier]
+def test_thresholds_is_a_few_hundred_bytes_of_json(thresholds):
+    text = json.dumps(thresholds.as_json())
+    again = Thresholds.from_json(json.loads(text))
+    assert len(text) < 1000 and again.policy == thresholds.policy
+    assert [p.policy for p in again.frontier] == [p.policy for p in thresholds.frontier]
 
 
 # ---- adapter, classifier, evaluate ----
 
 
 @pytest.fixture
-def folder(trained, calibration, tmp_path):
+def folder(trained, thresholds, tmp_path):
     method, images = trained
     return perlclip.save_adapter(
-        method, tmp_path / "adapter", class_names=images.class_names, templates=images.template, adaptive=calibration
+        method, tmp_path / "adapter", class_names=images.class_names, template=images.template, thresholds=thresholds
     )
 
 
-def test_an_adapter_carries_its_thresholds(folder, trained, calibration):
+def test_an_adapter_carries_its_thresholds(folder, trained, thresholds):
     method, images = trained
     classifier = perlclip.Classifier.from_pretrained(folder, backbone=trained[0].backbone)
     found = classifier.predict(images.images, steps="adaptive", batch_size=5)
-    result = perlclip.evaluate(method, images, steps="adaptive", policy=calibration.policy, progress=False)
+    result = perlclip.evaluate(method, images, steps="adaptive", thresholds=thresholds, progress=False)
     assert [one.steps for one in found] == result.steps_B.tolist() and 0 < result.mean_steps < 4
     assert [one.label for one in found] == [images.class_names[c] for c in result.predictions_KB[-1]]
     assert result.metrics()["mean_steps"] == result.mean_steps
@@ -354,7 +354,7 @@ def test_methods_that_do_not_think_have_no_steps(backbone, trained):
         with pytest.raises(PerlclipError, match="'zero-shot', which answers at once"):
             classifier.predict(images.images[0], **ask)
     with pytest.raises(PerlclipError, match="answers at once"):
-        perlclip.calibrate(method, images)
+        perlclip.set_thresholds(method, images)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_an_older_adapter_says_what_to_do(folder, trained):
     (folder / CONFIG).write_text(json.dumps(info))
     classifier = perlclip.Classifier.from_pretrained(folder, backbone=trained[0].backbone)
     for ask in (dict(steps="adaptive"), dict(max_ms=50), dict(max_mean_steps=1)):
-        with pytest.raises(PerlclipError, match="set them with `perlclip calibrate`"):
+        with pytest.raises(PerlclipError, match="set them with `perlclip set-thresholds`"):
             classifier.predict(trained[1].images[0], **ask)
     assert classifier.predict(trained[1].images[0], steps=1, max_ms=1e6).steps == 1
 
@@ -410,9 +410,9 @@ def test_damaged_thresholds_are_refused(folder, tiny, damage):
     assert "\n" not in str(caught.value)
 
 
-def test_evaluation_takes_the_steps_that_calibration_foretold(trained):
-    found = perlclip.calibrate(*trained, progress=False, views=0)
-    result = perlclip.evaluate(*trained, steps="adaptive", policy=found.policy, progress=False, batch_size=9)
+def test_evaluation_takes_the_steps_that_the_thresholds_foretold(trained):
+    found = perlclip.set_thresholds(*trained, progress=False, views=0)
+    result = perlclip.evaluate(*trained, steps="adaptive", thresholds=found, progress=False, batch_size=9)
     assert result.mean_steps == pytest.approx(found.chosen.mean_steps) and 0 < result.mean_steps < 4
 
 
@@ -427,7 +427,7 @@ def fitted(tmp_path_factory, tree, clip_folder):
     return out
 
 
-def test_fit_calibrates_and_the_commands_show_the_steps(fitted, tree):
+def test_fit_sets_thresholds_and_the_commands_show_the_steps(fitted, tree):
     assert json.loads(run("inspect", fitted, "--json").stdout)["adaptive"]["views"] == 36
     assert " of 3 on the training images" in (fitted / "README.md").read_text()
     images = tree / "red"
@@ -454,11 +454,11 @@ def test_wrong_usage_of_the_commands(fitted, tree):
     assert "max_ms must be" in fails("predict", fitted, tree / "red", "--max-ms", -1)
 
 
-def test_an_older_adapter_is_calibrated_again(fitted, tree, tmp_path):
+def test_an_older_adapter_gets_its_thresholds(fitted, tree, tmp_path):
     info = json.loads((fitted / CONFIG).read_text())
     (fitted / CONFIG).write_text(json.dumps({key: value for key, value in info.items() if key != "adaptive"}))
-    assert "perlclip calibrate" in fails("predict", fitted, tree / "red", "--steps", "adaptive")
-    assert "not give the images that" in fails("calibrate", fitted, draw_tree(tmp_path / "other", size=50))
-    assert "on 36 training views" in run("calibrate", fitted, tree).stdout
+    assert "perlclip set-thresholds" in fails("predict", fitted, tree / "red", "--steps", "adaptive")
+    assert "not give the images that" in fails("set-thresholds", fitted, draw_tree(tmp_path / "other", size=50))
+    assert "on 36 training views" in run("set-thresholds", fitted, tree).stdout
     again = json.loads((fitted / CONFIG).read_text())
     assert again["adaptive"] == info["adaptive"] and again["training"] == info["training"]

@@ -7,7 +7,7 @@ file, so a truncated or mixed-up folder is found out before anything is used. No
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from perlclip.adapters.card import model_card
 from perlclip.backbone import Backbone, load_backbone
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
-from perlclip.methods.base import Method, config_dict, create_method
+from perlclip.methods.base import Method, config_dict
+from perlclip.methods.registry import create_method
 from perlclip.text.classes import check_class_names
 from perlclip.text.templates import check_template
-from perlclip.thinking.thresholds import Calibration
+from perlclip.thinking.thresholds import Thresholds
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
@@ -33,37 +34,51 @@ CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "REA
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """A trained method with the classes it was trained for; `info` is the whole of `adapter_config.json`.
+    """A trained method with the classes it was trained for, how it was trained and how good it is.
 
-    `adaptive` are the thresholds of adaptive thinking, if it was calibrated.
+    `thresholds` are those of adaptive thinking, where there are any; `info` is the whole of `adapter_config.json`, if
+    it was loaded from a folder.
     """
 
     method: Method
     class_names: tuple[str, ...]
     template: str
-    info: dict[str, Any]
-    adaptive: Calibration | None = None
+    training: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    metrics: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    thresholds: Thresholds | None = field(default=None, repr=False)
+    info: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the adapter folder, as `save_adapter`."""
+        return save_adapter(self, folder)
 
 
 def save_adapter(
-    method: Method,
+    trained: Adapter | Method,
     folder: str | Path,
     *,
-    class_names: Sequence[str],
-    templates: str | Sequence[str],
+    class_names: Sequence[str] | None = None,
+    template: str | None = None,
     training: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
-    adaptive: Calibration | None = None,
+    thresholds: Thresholds | None = None,
 ) -> Path:
-    """Write an adapter folder; `templates` is the prompt that the method was trained with, `adaptive` what
-    `calibrate` has found for it.
+    """Write an adapter folder: of what `fit` gave or `load_adapter` loaded, or of a method, its classes and template.
 
     An older adapter there is replaced only once the new files are wholly on disk. A kill in the moment between their
     renames leaves a folder that is refused, never one that answers wrongly.
     """
-    folder = Path(folder)
-    template = _single_template(templates)
-    check_class_names(class_names, unique=False)
+    if isinstance(trained, Method):
+        if class_names is None or template is None:
+            raise PerlclipError("save_adapter needs class_names and template, or what fit returned instead of a method")
+        trained = Adapter(method=trained, class_names=tuple(class_names), template=template)
+    given: dict[str, Any] = dict(
+        class_names=class_names, template=template, training=training, metrics=metrics, thresholds=thresholds
+    )
+    adapter = replace(trained, **{key: value for key, value in given.items() if value is not None})
+    folder, method = Path(folder), adapter.method
+    check_class_names(adapter.class_names, unique=False)
+    check_template(adapter.template)
     weights = tensors_to_bytes(
         {name: p.detach().cpu().contiguous() for name, p in method.named_parameters()}, {"format": "pt"}
     )
@@ -76,12 +91,12 @@ def save_adapter(
         "method": method.name,
         "config": config_dict(method),
         "num_trainable": method.num_trainable,
-        "class_names": list(class_names),
-        "templates": [template],
-        "sentence": method.sentence(template),
-        "training": dict(training or {}),
-        "metrics": dict(metrics or {}),
-        **({"adaptive": adaptive.as_json()} if adaptive else {}),
+        "class_names": list(adapter.class_names),
+        "templates": [adapter.template],
+        "sentence": method.sentence(adapter.template),
+        "training": dict(adapter.training),
+        "metrics": dict(adapter.metrics),
+        **({"adaptive": adapter.thresholds.as_json()} if adapter.thresholds else {}),
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
     # The config comes last: it is what makes the other two valid.
@@ -99,7 +114,7 @@ def load_adapter(
     folder: str | Path,
     *,
     backbone: Backbone | str | None = None,
-    device: str | torch.device = "cpu",
+    device: str | torch.device = "auto",
     dtype: str | torch.dtype = "float32",
 ) -> Adapter:
     """Load an adapter on its backbone: the one it names, or the one given, which must be the same weights."""
@@ -119,8 +134,10 @@ def load_adapter(
         method=method.eval(),
         class_names=tuple(info["class_names"]),
         template=info["templates"][0],
+        training=info["training"],
+        metrics=info["metrics"],
+        thresholds=Thresholds.from_json(info["adaptive"]) if "adaptive" in info else None,
         info=info,
-        adaptive=Calibration.from_json(info["adaptive"]) if "adaptive" in info else None,
     )
 
 
@@ -146,10 +163,12 @@ def read_info(folder: str | Path) -> dict[str, Any]:
         if not isinstance(info.get(key), kind):
             raise PerlclipError(f"adapter file {path} is damaged: field {key!r} is missing or not a {kind.__name__}")
     check_class_names(info["class_names"], unique=False)
-    _single_template(info["templates"])
+    if len(info["templates"]) != 1:
+        raise PerlclipError(f"adapter file {path} is damaged: one template is needed, got {len(info['templates'])}")
+    check_template(info["templates"][0])
     if "adaptive" in info:
         try:
-            Calibration.from_json(info["adaptive"])
+            Thresholds.from_json(info["adaptive"])
         except PerlclipError as error:
             raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
     return info
@@ -196,11 +215,3 @@ def _put_weights(method: Method, tensors: Mapping[str, Tensor], folder: Path) ->
             raise PerlclipError(f"adapter {folder}: tensor {name!r} holds numbers that are not finite")
         with torch.no_grad():
             p.copy_(tensors[name])
-
-
-def _single_template(templates: str | Sequence[str]) -> str:
-    found = [templates] if isinstance(templates, str) else list(templates)
-    if len(found) != 1:
-        raise PerlclipError(f"one template is needed, got {len(found)}")
-    check_template(found[0])
-    return found[0]

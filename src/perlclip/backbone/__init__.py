@@ -1,7 +1,22 @@
-"""The frozen CLIP: loading, tokens, pixels, and the two towers opened between their blocks."""
+"""The frozen backbone: loading, tokens, pixels, and the two towers opened between their blocks."""
 
-from perlclip.backbone.clip import Backbone, Tokens, cls_rows, load_backbone
+from perlclip.backbone.base import Backbone
+from perlclip.backbone.clip import load_backbone
+from perlclip.backbone.frozen import FrozenImages, Images, cls_rows
+from perlclip.backbone.preprocess import Preprocess
 from perlclip.backbone.shared_text import SharedText
+from perlclip.backbone.tokens import Tokens
 from perlclip.backbone.tower import Refinement, Tower
 
-__all__ = ["Backbone", "Refinement", "SharedText", "Tokens", "Tower", "cls_rows", "load_backbone"]
+__all__ = [
+    "Backbone",
+    "FrozenImages",
+    "Images",
+    "Preprocess",
+    "Refinement",
+    "SharedText",
+    "Tokens",
+    "Tower",
+    "cls_rows",
+    "load_backbone",
+]

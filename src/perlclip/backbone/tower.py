@@ -2,13 +2,12 @@
 
 Methods insert, replace and read tokens between blocks, so the forward pass is ours; the weights are those of
 `transformers.CLIPModel`, with which `tests/test_tower.py` checks agreement to 1e-5. Every shortcut here is exact:
-same function, less work.
+same function, less work. A tower has no state: what was computed of a batch is in `frozen.FrozenImages`.
 
 * `Block.read`     the last block evaluated only at the rows that are read out, keys and values never formed;
 * `Block.both`     a prefix that many sequences share, computed once, and what is the sequences' own (`SharedText`);
 * `Refinement`     the upper blocks entered many times over one frozen sequence, whose queries, keys and values
                    in the first of them are computed once;
-* `FrozenBatch`    a batch of images seen before: frozen rows and pooled states are taken, not computed again;
 * `norm`           a block is told the norm of the one behind it, so that a sum and its norm are one pass (`kernels`);
 * attention        always through `scaled_dot_product_attention`.
 
@@ -16,10 +15,9 @@ Shapes: B sequences (images or classes), N tokens, k rows put before them, R row
 E shared width; A context sequences, each of which serves B / A of the B.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -185,26 +183,8 @@ class ImageEmbedding(nn.Module):
         return out
 
 
-@dataclass
-class FrozenBatch:
-    """What a tower has made of one batch of images, read at CLS, so far.
-
-    A sequence is known to be frozen if it is the very tensor that `embed` or `run` gave: what a method has changed is
-    another tensor. Nothing here is ever written to.
-    """
-
-    rows: dict[int, Tensor] = field(default_factory=dict)  # after so many blocks, (B, N, D)
-    pooled_BD: Tensor | None = None
-
-    def holds(self, x_BND: Tensor, depth: int) -> bool:
-        """Whether this is the batch's frozen sequence after `depth` blocks."""
-        return self.rows.get(depth) is x_BND
-
-
 class Tower(nn.Module):
     """The frozen text or image encoder: `embed`, `block`, `run`, `pool`, `project`."""
-
-    batch: FrozenBatch | None = None  # the one being looked at, if it is to be remembered
 
     def __init__(self, embed: nn.Module, blocks: list[Block], norm: Norm, head: nn.Linear, *, causal: bool) -> None:
         super().__init__()
@@ -274,32 +254,7 @@ class Tower(nn.Module):
 
     def run(self, x_BND: Tensor, start: int, stop: int) -> Tensor:
         """Blocks start..stop-1 at every row."""
-        if self.batch is None or not self.batch.holds(x_BND, start):
-            return self._run(x_BND, start, stop)
-        rows = self.batch.rows
-        if stop not in rows:
-            known = max(depth for depth in rows if depth < stop)
-            rows[stop] = self._run(rows[known], known, stop)
-        return rows[stop]
-
-    def _run(self, x_BND: Tensor, start: int, stop: int) -> Tensor:
         return self.rows(start, Rows(x_BND), stop).x_BND
-
-    @contextmanager
-    def remembering(self, batch: FrozenBatch, pixels: Tensor) -> Iterator[None]:
-        """What the tower makes of these pixels without a method's doing is kept in `batch`, and taken from there."""
-
-        def embedded(_: nn.Module, inputs: tuple[Any, ...], x_BND: Tensor) -> None:
-            if inputs[0] is pixels:
-                batch.rows[0] = x_BND
-
-        hook = self.embed.register_forward_hook(embedded)
-        self.batch = batch
-        try:
-            yield
-        finally:
-            self.batch = None
-            hook.remove()
 
     def read(self, x: Tensor | Rows, rows_B: Tensor, context_AkD: Tensor | None = None) -> Tensor:
         """The last block at the row read out of each sequence, (B, D); (B, R, D) if rows are (B, R)."""
@@ -315,16 +270,7 @@ class Tower(nn.Module):
 
     def pool(self, x_BND: Tensor, rows_B: Tensor, start: int = 0) -> Tensor:
         """Pool(blocks start..L of x): the residual stream at `rows_B` after the last block, before the final norm."""
-        return self.pool_once(x_BND, start, lambda: self.finish(start, Rows(x_BND), rows_B))
-
-    def pool_once(self, x_BND: Tensor, start: int, pool: Callable[[], Tensor]) -> Tensor:
-        """`pool()`, the pooled state of x at depth `start`, or what it was before if x is a remembered batch."""
-        batch = self.batch
-        if batch is None or not batch.holds(x_BND, start):
-            return pool()
-        if batch.pooled_BD is None:
-            batch.pooled_BD = pool()
-        return batch.pooled_BD
+        return self.finish(start, Rows(x_BND), rows_B)
 
     def project(self, h_BD: Tensor) -> Tensor:
         """pi: final norm and projection head, then unit length, in float32. (B, D) -> (B, E)."""
@@ -369,7 +315,7 @@ class Refinement:
         """
         if front_BkD is None:
             own = _each(self.qkv, lambda each_BHMd: each_BHMd[:, :, self.room :])
-            return self.tower.pool_once(self.x_BND, self.start, lambda: self._pool(self.x_BND, own, 0, {}))
+            return self._pool(self.x_BND, own, 0, {})
         k = front_BkD.shape[1]
         return self._pool(*self._join(front_BkD.to(self.x_BND.dtype), k), k, later or {})
 

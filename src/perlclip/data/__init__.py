@@ -2,7 +2,7 @@
 
 from perlclip.data.coop.catalog import check_dataset, dataset_names, load_dataset, load_shots, shots_json
 from perlclip.data.folder import load_images, read_class_names, train_val
-from perlclip.data.images import Preprocess, check_image, read_image
+from perlclip.data.images import check_image, read_image
 from perlclip.data.sets import DataSet, ImageSet, ImageSource, few_shot_split
 from perlclip.text.templates import DEFAULT_TEMPLATE
 
@@ -11,7 +11,6 @@ __all__ = [
     "DataSet",
     "ImageSet",
     "ImageSource",
-    "Preprocess",
     "check_dataset",
     "check_image",
     "dataset_names",

@@ -1,70 +1,107 @@
-"""Batches of pixels, the same for a seed whatever the number of worker processes."""
+"""Batches of pixels on a device, the same for a seed whatever the number of worker processes."""
 
 import random
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from perlclip.data.images import Preprocess, read_image
+from perlclip.data.images import read_image
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
 
 
-class _Views(Dataset[tuple[Tensor, int]]):
-    def __init__(self, images: ImageSet, preprocess: Preprocess) -> None:
-        self.images, self.preprocess = images, preprocess
+class Views(Protocol):
+    """What makes pixels of an image: a backbone's preprocessing."""
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.preprocess.test_view(read_image(self.images.images[index])), int(self.images.labels[index])
+    def test_view(self, image: Image.Image) -> Tensor:
+        """The one view of an image that is tested."""
 
-
-class _RandomViews(_Views):
-    """The view of image i in epoch e depends on (seed, e, i) alone, so workers and resuming cannot change it."""
-
-    def __init__(
-        self, images: ImageSet, preprocess: Preprocess, scale: tuple[float, float], seed: int, epoch: int
-    ) -> None:
-        super().__init__(images, preprocess)
-        self.scale, self.seed, self.epoch = scale, seed, epoch
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        rng = random.Random(f"view {self.seed} {self.epoch} {index}")
-        image = read_image(self.images.images[index])
-        return self.preprocess.train_view(image, rng, self.scale), int(self.images.labels[index])
+    def train_view(self, image: Image.Image, rng: random.Random, scale: tuple[float, float]) -> Tensor:
+        """A random one to train on."""
 
 
-def eval_batches(
-    images: ImageSet, preprocess: Preprocess, batch_size: int, workers: int = 0
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every image once, in order, in CLIP's own view."""
+Batches = Generator[tuple[Tensor, Tensor], None, None]  # pixels and labels
+Order = Sequence[tuple[int, Sequence[int]]]  # of each batch, its epoch and its images
+
+
+class _Loaded(Dataset[tuple[Tensor, int]]):
+    """Views of single images; a random one depends on (seed, epoch, image) alone, so workers cannot change it."""
+
+    def __init__(self, images: ImageSet, views: Views, scale: tuple[float, float] | None = None, seed: int = 0) -> None:
+        self.images, self.views, self.scale, self.seed = images, views, scale, seed
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, int]:
+        epoch, index = place
+        image, label = read_image(self.images.images[index]), int(self.images.labels[index])
+        if self.scale is None:
+            return self.views.test_view(image), label
+        rng = random.Random(f"view {self.seed} {epoch} {index}")
+        return self.views.train_view(image, rng, self.scale), label
+
+
+def fixed_views(images: ImageSet, views: Views, batch_size: int, device: torch.device, workers: int = 0) -> Batches:
+    """Every image once, in order, in the backbone's own view."""
     if batch_size < 1:
         raise PerlclipError(f"batch size must be at least 1, got {batch_size}")
-    order = [list(range(i, min(i + batch_size, len(images)))) for i in range(0, len(images), batch_size)]
-    yield from _load(_Views(images, preprocess), order, workers)
+    order = [(0, range(i, min(i + batch_size, len(images)))) for i in range(0, len(images), batch_size)]
+    return _load(_Loaded(images, views), order, device, workers)
 
 
-def train_batches(
+def random_views(
     images: ImageSet,
-    preprocess: Preprocess,
+    views: Views,
     scale: tuple[float, float],
-    order: list[list[int]],
+    order: Order,
+    device: torch.device,
     *,
     seed: int,
-    epoch: int,
     workers: int = 0,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of an epoch (or of the rest of it), as augmented views."""
-    yield from _load(_RandomViews(images, preprocess, scale, seed, epoch), order, workers)
+) -> Batches:
+    """Augmented views in batches; one set of worker processes serves all epochs."""
+    return _load(_Loaded(images, views, scale, seed), order, device, workers)
 
 
-def on_device(batches: Iterable[Sequence[Tensor]], device: torch.device) -> Iterator[list[Tensor]]:
+def epoch_order(size: int, batch_size: int, drop_last: bool, *, seed: int, epoch: int) -> list[list[int]]:
+    """Random batches without replacement; a short last batch is dropped only if there is a full one."""
+    order = list(range(size))
+    random.Random(f"order {seed} {epoch}").shuffle(order)
+    batches = [order[i : i + batch_size] for i in range(0, size, batch_size)]
+    if drop_last and len(batches) > 1 and len(batches[-1]) < batch_size:
+        batches.pop()
+    return batches
+
+
+def _load(loaded: _Loaded, order: Order, device: torch.device, workers: int) -> Batches:
+    loader: DataLoader[Any] = DataLoader(
+        loaded,
+        batch_sampler=[[(epoch, index) for index in batch] for epoch, batch in order],
+        num_workers=min(workers, len(order)),
+        pin_memory=device.type == "cuda",  # elsewhere it would open a CUDA context for nothing
+        worker_init_fn=_ignore_interrupts,
+    )
+    try:
+        yield from _on_device(loader, device)
+    except PerlclipError as error:
+        # A worker's exception arrives with its traceback as message; the sentence is the last line of it.
+        sentence = str(error).strip().splitlines()[-1].removeprefix("perlclip.errors.PerlclipError: ")
+        raise PerlclipError(sentence) from error
+
+
+def _ignore_interrupts(_: int) -> None:
+    """Ctrl-C reaches all processes of a terminal; it is the main one that decides when to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _on_device(batches: Iterable[Sequence[Tensor]], device: torch.device) -> Batches:
     """Batches on a device; on CUDA the next one is copied while this one is worked on."""
     if device.type != "cuda":
-        for batch in batches:
-            yield [tensor.to(device) for tensor in batch]
+        for pixels, labels in batches:
+            yield pixels.to(device), labels.to(device)
         return
     copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     waiting: tuple[list[Tensor], torch.cuda.Event] | None = None
@@ -79,41 +116,10 @@ def on_device(batches: Iterable[Sequence[Tensor]], device: torch.device) -> Iter
         yield _arrived(*waiting)
 
 
-def _arrived(batch: list[Tensor], copied: torch.cuda.Event) -> list[Tensor]:
+def _arrived(batch: list[Tensor], copied: torch.cuda.Event) -> tuple[Tensor, Tensor]:
     here = torch.cuda.current_stream(batch[0].device)
     here.wait_event(copied)
     for tensor in batch:
         tensor.record_stream(here)
-    return batch
-
-
-def epoch_order(size: int, batch_size: int, drop_last: bool, *, seed: int, epoch: int) -> list[list[int]]:
-    """Random batches without replacement; a short last batch is dropped only if there is a full one."""
-    order = list(range(size))
-    random.Random(f"order {seed} {epoch}").shuffle(order)
-    batches = [order[i : i + batch_size] for i in range(0, size, batch_size)]
-    if drop_last and len(batches) > 1 and len(batches[-1]) < batch_size:
-        batches.pop()
-    return batches
-
-
-def _ignore_interrupts(_: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; it is the main one that decides when to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _load(views: _Views, order: list[list[int]], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
-        views,  # type: ignore[arg-type]
-        batch_sampler=order,
-        num_workers=min(workers, len(order)),
-        pin_memory=torch.cuda.is_available(),
-        worker_init_fn=_ignore_interrupts,
-    )
-    try:
-        yield from loader
-    except PerlclipError as error:
-        # A worker's exception arrives with its traceback as message; the sentence is the last line of it.
-        raise PerlclipError(
-            str(error).strip().splitlines()[-1].removeprefix("perlclip.errors.PerlclipError: ")
-        ) from error
+    pixels, labels = batch
+    return pixels, labels

@@ -13,12 +13,18 @@ from perlclip.errors import PerlclipError
 from perlclip.text.classes import Classes, check_class_names
 from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
 
-ImageSource = str | Path | Image.Image | np.ndarray
+ImageSource = str | Path | bytes | Image.Image | np.ndarray
+
+
+class FileBytes(bytes):
+    """An image file's contents, and where they were read."""
+
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSet:
-    """Images (files, PIL images or uint8 H×W×3 arrays), a label for each, and the names the labels stand for."""
+    """Images (files, their bytes, PIL images or uint8 H×W×3 arrays), a label for each, and what they stand for."""
 
     images: Sequence[ImageSource] = field(repr=False)
     labels: Sequence[int] = field(repr=False)
@@ -52,6 +58,20 @@ class ImageSet:
         """The images at these positions, in this order."""
         chosen = list(indices)
         return replace(self, images=[self.images[i] for i in chosen], labels=[int(self.labels[i]) for i in chosen])
+
+    def in_memory(self, limit: int) -> "ImageSet":
+        """The same with files as their bytes, read once, if all of them together take no more than `limit` bytes."""
+        held: list[ImageSource] = []
+        for image in self.images:
+            if isinstance(image, str | Path):
+                content = FileBytes(_content(image))
+                content.path = str(image)
+                image = content
+                limit -= len(content)
+            held.append(image)
+            if limit < 0:
+                return self
+        return replace(self, images=held)
 
     def by_class(self) -> dict[int, list[int]]:
         """Positions of each label, in the order in which labels and images appear."""
@@ -139,4 +159,6 @@ def _content(image: ImageSource) -> bytes:
             return Path(image).read_bytes()
         except OSError as error:
             raise PerlclipError(f"cannot read image {image}: {error.strerror or error}") from error
+    if isinstance(image, bytes):
+        return image
     return np.asarray(image).tobytes()

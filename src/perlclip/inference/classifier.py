@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.adapters.folder import load_adapter
+from perlclip.adapters.folder import Adapter, load_adapter
 from perlclip.backbone import Backbone
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
 from perlclip.data.images import read_image
-from perlclip.data.loading import eval_batches, on_device
+from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import Method
@@ -25,8 +25,8 @@ from perlclip.methods.perl import Perl
 from perlclip.text.classes import Classes, are_novel, check_class_names
 from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
 from perlclip.thinking.limits import Budget, Deadline, Limit, Pace, check_limits
-from perlclip.thinking.policy import Plan, Steps, image_steps, make_plan, refined_share
-from perlclip.thinking.thresholds import Calibration
+from perlclip.thinking.policy import Plan, Steps, make_plan, refined_share
+from perlclip.thinking.thresholds import Thresholds
 
 
 @dataclass(frozen=True)
@@ -45,32 +45,44 @@ class Prediction:
 class Classifier:
     """A method with a list of class names, ready to label images.
 
-    `novel` says that it was trained on others; `adaptive` are the thresholds that `calibrate` has found for it.
-    `compile="auto"` replays small batches as CUDA graphs where there is CUDA, recorded when a size comes the second
-    time; `compile_seconds` says what that has cost.
+    From what `fit` or `load_adapter` gave it takes class names, template and thresholds; a method alone needs class
+    names. The vocabulary is open: names that were not trained on make the classes `novel`, which some methods answer
+    differently. `thresholds` are those of adaptive thinking. `compile="auto"` replays small batches as CUDA graphs
+    where there is CUDA, recorded when a size comes the second time; `compile_seconds` says what that has cost. Threads
+    may share a classifier, and classifiers a backbone.
     """
 
     def __init__(
         self,
-        method: Method,
-        class_names: Sequence[str],
-        template: str = DEFAULT_TEMPLATE,
+        trained: Adapter | Method,
+        class_names: Sequence[str] | None = None,
+        template: str | None = None,
         *,
-        novel: bool = False,
-        adaptive: Calibration | None = None,
+        novel: bool | None = None,
+        thresholds: Thresholds | None = None,
         compile: str = "auto",
     ) -> None:
+        if isinstance(trained, Adapter):
+            method, thresholds = trained.method, thresholds or trained.thresholds
+            class_names = trained.class_names if class_names is None else class_names
+            template = trained.template if template is None else template
+        else:
+            method, template = trained, DEFAULT_TEMPLATE if template is None else template
+        if class_names is None:
+            raise PerlclipError("a classifier of a method needs class names; what fit returned has them")
         check_class_names(class_names, unique=False)  # as in ImageNet, where only the label tells two of them apart
         check_template(template)
+        if novel is None:
+            novel = isinstance(trained, Adapter) and are_novel(class_names, trained.class_names)
         self.method = method.eval()
         self.class_names = tuple(class_names)
         self.template = template
-        self.adaptive = adaptive
+        self.thresholds = thresholds
         self._pace = Pace()
         self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
         self._compiled = Compiled(lambda pixels: [method.logits(pixels, self._state)], method.backbone.device, compile)
-        self._stamp = method.stamp()
+        self._version = method.version
         self._lock = Lock()  # a graph's input and output are one place for all threads
 
     @property
@@ -90,17 +102,11 @@ class Classifier:
         dtype: str | torch.dtype = "float32",
         compile: str = "auto",
     ) -> "Classifier":
-        """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open.
-
-        Names that the adapter was not trained on make the classes novel to it, which some methods answer differently.
-        """
-        adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype)
+        """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open."""
         if class_names is not None:
             check_class_names(class_names)
-        names = adapter.class_names if class_names is None else class_names
-        novel = are_novel(names, adapter.class_names)
-        template = adapter.template if template is None else template
-        return cls(adapter.method, names, template, novel=novel, adaptive=adapter.adaptive, compile=compile)
+        adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype)
+        return cls(adapter, class_names, template, compile=compile)
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a str is one image, not many
@@ -130,13 +136,13 @@ class Classifier:
         self, images: ImageSource | Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
         steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
     ) -> Prediction | list[Prediction]:  # fmt: skip
-        """Label one image, or several: paths, PIL images or uint8 arrays, decoded by `workers` processes ahead of time.
+        """Label one image, or several: paths, files' bytes, PIL images or uint8 arrays; `workers` processes decode.
 
         PERL takes all K refinement steps, or `steps` of them, or with `steps="adaptive"` as many as each image needs.
         `max_mean_steps` bounds their mean over all images that this classifier answers so; after `max_ms` milliseconds
         a batch, decoding included, is given the answers it has, once its base pass is made. Both imply "adaptive".
         """
-        one = isinstance(images, str | Path | Image.Image | np.ndarray)
+        one = isinstance(images, str | Path | bytes | Image.Image | np.ndarray)
         found = self.predict_iter(
             [images] if one else images,  # type: ignore[list-item,arg-type]
             top_k=top_k, batch_size=batch_size, workers=workers,
@@ -165,8 +171,8 @@ class Classifier:
         if workers:
             sources = list(images)
             known = ImageSet(images=sources, labels=[0] * len(sources), class_names=("any",))
-            loaded = eval_batches(known, preprocess, batch_size, workers)
-            yield from (pixels for pixels, _ in on_device(loaded, self.method.backbone.device))
+            loaded = fixed_views(known, preprocess, batch_size, self.method.backbone.device, workers)
+            yield from (pixels for pixels, _ in loaded)
             return
         remaining = iter(images)
         while batch := list(islice(remaining, batch_size)):
@@ -175,14 +181,14 @@ class Classifier:
     def _plan(self, steps: Steps, max_mean_steps: float | None, max_ms: float | None) -> Plan | None:
         """How far a batch may think; None is all the way."""
         unlimited = max_mean_steps is None and max_ms is None
-        if unlimited and (steps is None or (steps == image_steps(self.method) and type(steps) is int)):
+        if unlimited and (steps is None or (steps == self.method.image_steps and type(steps) is int)):
             return None
         limits: list[Limit] = []
         if max_ms is not None and isinstance(self.method, Perl):
             limits.append(Deadline(max_ms, self._pace, refined_share(self.method)))
         if max_mean_steps is not None:
             limits.append(self._budgets.setdefault(max_mean_steps, Budget(max_mean_steps)))
-        policy = self.adaptive.within(max_mean_steps) if self.adaptive else None
+        policy = self.thresholds.within(max_mean_steps) if self.thresholds else None
         return make_plan(self.method, steps, policy, limits)
 
     @torch.no_grad()
@@ -199,12 +205,12 @@ class Classifier:
         ]
 
     def _answer(self, pixels: Tensor, plan: Plan | None) -> tuple[Tensor, Sequence[int | None]]:
-        if self._stamp != self.method.stamp():
+        if self._version != self.method.version:
             with self._lock:
-                self._stamp = self.method.stamp()
+                self._version = self.method.version
                 self._compiled.forget()
         if plan is None:
-            return self._logits(pixels), [image_steps(self.method)] * len(pixels)
+            return self._logits(pixels), [self.method.image_steps] * len(pixels)
         answer = plan.answer(pixels, self._state)
         return answer.logits_BC, answer.steps_B.tolist()
 

@@ -6,14 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from perlclip.adapters.folder import Adapter
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
-from perlclip.inference.cache import Memory, SetMemory
+from perlclip.inference.cache import EvalCache, SetCache
 from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
+from perlclip.text.classes import are_novel
 from perlclip.thinking.limits import Budget, check_limits
-from perlclip.thinking.policy import Plan, Policy, Steps, make_plan
+from perlclip.thinking.policy import Plan, Steps, make_plan
+from perlclip.thinking.thresholds import Thresholds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,48 +54,59 @@ class Evaluation:
 
 @torch.inference_mode()
 def evaluate(
-    method: Method,
+    trained: Method | Adapter,
     test_set: ImageSet,
     *,
-    novel: bool = False,
+    novel: bool | None = None,
+    steps: Steps = None,
+    max_mean_steps: float | None = None,
+    thresholds: Thresholds | None = None,
     batch_size: int = 64,
     workers: int = 0,
-    progress: bool = True,
-    memory: SetMemory | None = None,
-    steps: Steps = None,
-    policy: Policy | None = None,
-    max_mean_steps: float | None = None,
     compile: str = "auto",
+    state: ClassState | None = None,
+    cache: SetCache | None = None,
+    progress: bool = True,
 ) -> Evaluation:
     """Classify every image among the set's own classes; the class texts are encoded once.
 
-    `novel=True` says that these are not the classes trained on, which MMRL and MMRL++ answer differently. A `memory`
-    of the set, used again for other methods and seeds, spares what their tests have in common and changes no number.
+    `novel=True` says that these are not the classes trained on, which MMRL and MMRL++ answer differently; an adapter,
+    such as `fit` gives, knows it by itself. PERL takes all K steps, or `steps` of them, or with `steps="adaptive"` as
+    many as the `thresholds`, or else the adapter's, have each image take; `max_mean_steps` bounds their mean.
 
-    PERL takes all K steps, or `steps` of them, or with `steps="adaptive"` as many as the `policy` has each image take;
-    `max_mean_steps` bounds their mean. `compile="auto"` replays small batches as CUDA graphs where there is CUDA.
+    `compile="auto"` replays small batches as CUDA graphs where there is CUDA. `state` is that of the set's classes, if
+    the method has been asked for it already. A `cache` of the set, used again for other methods and seeds, spares what
+    their tests have in common and changes no number.
     """
     if not len(test_set):
         raise PerlclipError("the test set has no images")
-    plan = _plan(method, steps, policy, max_mean_steps)
+    method = trained
+    if isinstance(trained, Adapter):
+        method, thresholds = trained.method, thresholds or trained.thresholds
+        novel = are_novel(test_set.class_names, trained.class_names) if novel is None else novel
+    assert isinstance(method, Method)
+    plan = _plan(method, steps, thresholds, max_mean_steps)
     backbone = method.backbone
-    memory = memory or Memory(limit=0).of(test_set.name)
-    state = memory.class_state(method, test_set.classes, novel=novel)
+    cache = cache or EvalCache(limit=0).of(test_set.name)
+    state = state or cache.class_state(method, test_set.classes, novel=bool(novel))
     predictions: list[Tensor] = []
     probabilities: list[Tensor] = []
     taken: list[Tensor] = []
     finite: list[Tensor] = []
     trajectory = Compiled(lambda pixels: [method.trajectory(pixels, state)], backbone.device, compile, after=3)
-    trajectory.on &= batch_size <= SMALL and memory.memory.limit == 0  # a graph cannot take what is remembered
+    trajectory.on &= batch_size <= SMALL and cache.cache.limit == 0  # a graph cannot take what is kept
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
-        for pixels, batch in memory.batches(test_set, backbone, batch_size, workers):
-            with memory.recall(batch, pixels, backbone.vision):
-                logits_KBC, steps_B = _answer(trajectory, pixels, state, plan)
+        for images in cache.batches(test_set, backbone, batch_size, workers):
+            if plan is not None:
+                answer = plan.answer(images, state)
+                logits_KBC = answer.logits_BC[None]
+                taken.append(answer.steps_B)
+            else:
+                logits_KBC = trajectory(images.pixels)[0] if trajectory.on else method.trajectory(images, state)
             finite.append(torch.isfinite(logits_KBC).all())
             predictions.append(logits_KBC.argmax(-1))
             probabilities.append(logits_KBC[-1].softmax(-1))
-            taken += [] if steps_B is None else [steps_B]
-            bar(len(pixels))
+            bar(len(images))
     # Only now is the card waited for.
     if not torch.stack(finite).all():
         raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")
@@ -116,21 +130,13 @@ def evaluate(
     )
 
 
-def _plan(method: Method, steps: Steps, policy: Policy | None, max_mean_steps: float | None) -> Plan | None:
+def _plan(method: Method, steps: Steps, thresholds: Thresholds | None, max_mean_steps: float | None) -> Plan | None:
     """None is all steps, every one of them looked at."""
     check_limits(max_mean_steps, None)
     if steps is None and max_mean_steps is None:
         return None
     limits = [] if max_mean_steps is None else [Budget(max_mean_steps)]
-    return make_plan(method, steps, policy, limits)
-
-
-def _answer(trajectory: Compiled, pixels: Tensor, state: ClassState, plan: Plan | None) -> tuple[Tensor, Tensor | None]:
-    """Logits of every step, or of each image's last, and the steps taken if there was a choice."""
-    if plan is None:
-        return trajectory(pixels)[0], None
-    answer = plan.answer(pixels, state)
-    return answer.logits_BC[None], answer.steps_B
+    return make_plan(method, steps, thresholds.within(max_mean_steps) if thresholds else None, limits)
 
 
 def _percent(correct: Tensor) -> float:

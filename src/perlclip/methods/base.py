@@ -1,45 +1,37 @@
-"""The contract every method fulfils, and the registry that finds a method by name.
+"""The contract every method fulfils.
 
-A method is one file: a `Config` dataclass, a `Method` subclass, `@register`. It gets a frozen backbone and adds its own
-parameters, which are all of `method.parameters()`: the backbone is no submodule. Parameters are float32 whatever the
-towers compute in.
+A method is one file: a `Config` dataclass, a `Method` subclass, `@register` with its recipes. It gets a frozen backbone
+and adds its own parameters, which are all of `method.parameters()`: the backbone is no submodule. Parameters are
+float32 whatever the towers compute in.
 
-Shapes: B images, C classes, E shared embedding width.
+For images, methods take pixels or a `FrozenImages`, which holds what the frozen tower has made of them already. For
+classes they take a `ClassState`, made once for a list of classes; it also keeps the class embeddings, for as long as
+the method's parameters have the same `version`.
+
+Shapes: B images, C classes, E shared embedding width; K stands for the steps 0..K.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from fnmatch import fnmatch
-from itertools import count
-from types import UnionType
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from perlclip.backbone import Backbone
-from perlclip.errors import PerlclipError, unknown_name
+from perlclip.backbone import Backbone, FrozenImages, Images
+from perlclip.methods.recipe import Recipe, Rule
+from perlclip.methods.settings import Config
 from perlclip.text.classes import Classes
-from perlclip.text.templates import check_template
-
-# Sentences among the settings, wherever a method has one by that name; "" stands for the data set's own.
-TEMPLATES = ("template", "reference", "tail")
-
-# Fused optimisers change parameters without telling autograd, so their steps are counted.
-_steps = count()
-_last_step = [0]
-register_optimizer_step_post_hook(lambda *_: _last_step.__setitem__(0, next(_steps) + 1))
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A value, and what it was computed with; the parameters are held, so that no other can take their address."""
+class Encoding:
+    """Class embeddings, and whose they are: a method's, at a version of its parameters."""
 
-    value: Tensor
-    parameters: tuple[Tensor, ...]
-    stamp: tuple[Any, ...]
+    method: "Method"
+    version: tuple[Any, ...]
+    t_KCE: Tensor
 
 
 @dataclass(kw_only=True)
@@ -51,68 +43,7 @@ class ClassState:
 
     classes: Classes
     novel: bool = False
-    kept: dict[str, Kept] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """A method's settings; subclasses add annotated fields with defaults and check them further in `__post_init__`."""
-
-    def __post_init__(self) -> None:
-        for name, hint in setting_types(type(self)).items():
-            value = getattr(self, name)
-            if isinstance(value, list):
-                value = tuple(value)
-                object.__setattr__(self, name, value)
-            if not any(_fits(value, kind) for kind in hint):
-                kinds = " or ".join(_spoken(kind) for kind in hint)
-                raise PerlclipError(f"setting {name!r} must be of type {kinds}, got {value!r}")
-            if name in TEMPLATES and value:
-                check_template(value)
-
-    def require(self, **limits: tuple[float, float]) -> None:
-        """Each named number within its two bounds, which are allowed; infinities and NaN are not."""
-        for name, (low, high) in limits.items():
-            value = getattr(self, name)
-            if not low <= value <= high or value == float("inf"):
-                bound = f"at least {low} and finite" if high == float("inf") else f"in {low}..{high}"
-                raise PerlclipError(f"{name} must be {bound}, got {value}")
-
-
-def setting_types(config: type[Config]) -> dict[str, tuple[Any, ...]]:
-    """The types that each setting may have."""
-    hints = get_type_hints(config)
-    return {
-        f.name: get_args(hints[f.name]) if isinstance(hints[f.name], UnionType) else (hints[f.name],)
-        for f in fields(config)
-    }
-
-
-def parse_setting(config: type[Config], name: str, text: str) -> Any:
-    """`7`, `0.5`, `vision`, or `3,7,11` as the type that the setting has; templates are separated by `;`."""
-    for kind in setting_types(config)[name]:
-        try:
-            if get_origin(kind) is tuple:
-                item = get_args(kind)[0]
-                parts = text.split(";" if item is str else ",")
-                return tuple(item(part.strip()) for part in parts if part.strip())
-            if kind is bool:
-                return {"true": True, "false": False}[text.lower()]
-            return kind(text)
-        except (ValueError, KeyError):
-            continue
-    kinds = " or ".join(_spoken(kind) for kind in setting_types(config)[name])
-    raise PerlclipError(f"--set {name} takes a value of type {kinds}, got {text!r}")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and len(value) > 0 and all(_fits(item, get_args(kind)[0]) for item in value)
-    return isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _spoken(kind: Any) -> str:
-    return f"list of {get_args(kind)[0].__name__}" if get_origin(kind) is tuple else str(kind.__name__)
+    encoding: Encoding | None = field(default=None, repr=False)
 
 
 class Method(nn.Module):
@@ -122,17 +53,31 @@ class Method(nn.Module):
     summary: ClassVar[str]
     where: ClassVar[str]
     venue: ClassVar[str]
+    recipes: ClassVar[dict[str, Recipe]]
+    rules: ClassVar[tuple[Rule, ...]]
     config_class: ClassVar[type[Config]] = Config
+    made_for: tuple[str, str] = ("", "")  # the recipe and the data set whose settings it has
 
     def __init__(self, backbone: Backbone, config: Config) -> None:
         super().__init__()
         self.backbone = backbone
         self.config = config
+        self._changes = 0
+
+    @classmethod
+    def trains(cls, config: Config) -> bool:
+        """Whether there is anything to train with these settings."""
+        return True
 
     @property
     def num_trainable(self) -> int:
         """Trained parameters, to the unit."""
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def image_steps(self) -> int | None:
+        """Refinement steps that an image takes unless told otherwise; None for a method that answers at once."""
+        return None
 
     def class_state(self, classes: Classes | Sequence[str], *, novel: bool = False) -> ClassState:
         """Everything about these classes that training does not change; `novel`: others were trained on.
@@ -152,43 +97,38 @@ class Method(nn.Module):
         """Unit class embeddings, (C, E)."""
         raise NotImplementedError
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, images: Images) -> Tensor:
         """Unit image embeddings, (B, E)."""
         raise NotImplementedError
 
-    def logits(self, pixels: Tensor, state: ClassState) -> Tensor:
+    def encode_text_steps(self, state: ClassState) -> Tensor:
+        """Class embeddings of every refinement step, (K+1, C, E); (1, C, E) for a method that answers at once."""
+        return self.encode_text(state)[None]
+
+    def logits(self, images: Images, state: ClassState) -> Tensor:
         """Scaled cosine of each image with each class, (B, C)."""
-        return self.similarity(self.encode_image(pixels), self.class_embeddings(state))
+        return self.similarity(self.encode_image(images), self.class_embeddings(state))
 
-    def trajectory(self, pixels: Tensor, state: ClassState) -> Tensor:
+    def trajectory(self, images: Images, state: ClassState) -> Tensor:
         """Logits of every refinement step, (K+1, B, C); (1, B, C) for a method that answers at once."""
-        return self.logits(pixels, state)[None]
+        return self.logits(images, state)[None]
 
-    def loss(self, pixels: Tensor, labels: Tensor, state: ClassState) -> Tensor:
+    def loss(self, images: Images, labels: Tensor, state: ClassState) -> Tensor:
         """The training objective; cross-entropy unless the method says otherwise."""
-        return F.cross_entropy(self.logits(pixels, state), labels)
+        return F.cross_entropy(self.logits(images, state), labels)
 
     def classify(self, v_BE: Tensor, t_CE: Tensor, labels: Tensor) -> Tensor:
         """CE(tau v Tᵀ, y), the part that all losses have in common."""
         return F.cross_entropy(self.similarity(v_BE, t_CE), labels)
 
-    def frozen_image(self, pixels: Tensor) -> Tensor:
-        """The frozen CLIP's image embeddings, without a graph unless the pixels ask for one."""
-        with self.no_graph(pixels):
-            return self.backbone.encode_image(pixels)
-
-    def image_rows(self, pixels: Tensor, stop: int = 0) -> Tensor:
-        """The image before block `stop`, all of it frozen."""
-        with self.no_graph(pixels):
-            return self.backbone.vision.run(self.backbone.vision.embed(pixels), 0, stop)
+    def frozen(self, images: Images) -> FrozenImages:
+        """What the frozen image tower makes of them. Whoever asks with gradients on is about to train."""
+        self._changes += torch.is_grad_enabled()
+        return self.backbone.frozen(images)
 
     def sentence(self, template: str) -> str:
         """What is said of a class when the data set's template is this one; V is a learned word."""
         return getattr(self.config, "template", "") or template
-
-    def no_graph(self, pixels: Tensor) -> torch.set_grad_enabled:
-        """Frozen work on images records no graph, unless someone wants gradients with respect to the pixels."""
-        return torch.set_grad_enabled(torch.is_grad_enabled() and pixels.requires_grad)
 
     def similarity(self, v_BE: Tensor, t_CE: Tensor) -> Tensor:
         """tau v tᵀ with CLIP's frozen logit scale, in float32."""
@@ -196,26 +136,38 @@ class Method(nn.Module):
             return self.backbone.logit_scale * v_BE.float() @ t_CE.float().T
 
     def class_embeddings(self, state: ClassState) -> Tensor:
-        """`encode_text`, encoded once per evaluation."""
-        return self.keep(state, self.encode_text)
+        """`encode_text`, made once for a state and a version of the parameters; anew while gradients are recorded."""
+        return self.encode_text(state) if torch.is_grad_enabled() else self.class_embedding_steps(state)[-1]
 
-    def keep(self, state: ClassState, encode: Callable[[ClassState], Tensor]) -> Tensor:
-        """`encode(state)`, kept until a parameter changes; never kept while gradients are recorded."""
-        parameters = tuple(self.parameters())
-        if torch.is_grad_enabled() or any(p.is_inference() for p in parameters):
-            return encode(state)
-        stamp = self.stamp()
-        kept = state.kept.get(encode.__name__)
-        if kept is None or kept.stamp != stamp:
-            kept = state.kept[encode.__name__] = Kept(encode(state), parameters, stamp)
-        return kept.value
+    def class_embedding_steps(self, state: ClassState) -> Tensor:
+        """`encode_text_steps` in the same way."""
+        if torch.is_grad_enabled():
+            return self.encode_text_steps(state)
+        kept, version = state.encoding, self.version
+        if kept is None or kept.method is not self or kept.version != version:
+            kept = state.encoding = Encoding(self, version, self.encode_text_steps(state))
+        return kept.t_KCE
 
-    def stamp(self) -> tuple[Any, ...]:
-        """What an answer depends on beside the input: other when a parameter, a setting or the precision is."""
+    @property
+    def version(self) -> tuple[Any, ...]:
+        """What an answer depends on beside its input: another one after any change of a parameter or setting.
+
+        Training raises it (`changed`). Changes in place are counted by PyTorch, too, but for those of fused optimisers
+        and through `p.data`: whoever writes such a loop of his own calls `changed` after a step.
+        """
         device = self.backbone.device.type
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        versions = [(id(p), p.data_ptr(), -1 if p.is_inference() else p._version) for p in self.parameters()]
-        return (*versions, _last_step[0], self.config, autocast)
+        written = sum(0 if p.is_inference() else p._version for p in self.parameters())
+        return self._changes, written, self.config, autocast
+
+    def changed(self) -> None:
+        """The parameters are no longer what they were."""
+        self._changes += 1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """`method.to(device)` takes the backbone along: a copy of it, as others may share this one."""
+        self.backbone = self.backbone.to(fn(torch.empty(0, device=self.backbone.device)).device)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def full_precision(device: torch.device) -> torch.autocast:
@@ -226,49 +178,6 @@ def full_precision(device: torch.device) -> torch.autocast:
 def cosine_distance(a_BE: Tensor, b_BE: Tensor) -> Tensor:
     """1 - mean cosine of paired unit vectors."""
     return 1 - (a_BE * b_BE).sum(-1).mean()
-
-
-_REGISTRY: dict[str, type[Method]] = {}
-
-
-def register(name: str, *, summary: str, where: str, venue: str) -> Callable[[type[Method]], type[Method]]:
-    """Class decorator: make a method known by name, with what it trains, where in the towers, and its paper."""
-
-    def add(cls: type[Method]) -> type[Method]:
-        cls.name, cls.summary, cls.where, cls.venue = name, summary, where, venue
-        _REGISTRY[name] = cls
-        return cls
-
-    return add
-
-
-def list_methods(pattern: str = "*") -> list[str]:
-    """Names of the methods, or of those that match a pattern such as `mm*`."""
-    return [name for name in _REGISTRY if fnmatch(name, pattern)]
-
-
-def method_class(name: str) -> type[Method]:
-    """The class registered under a name."""
-    if name not in _REGISTRY:
-        raise unknown_name("method", name, _REGISTRY)
-    return _REGISTRY[name]
-
-
-def create_method(name: str, backbone: Backbone, *, seed: int = 1, **config: Any) -> Method:
-    """A method by name, its parameters initialised from `seed` (alike on every device)."""
-    cls = method_class(name)
-    known = {f.name for f in fields(cls.config_class)}
-    for key in config:
-        if key not in known:
-            raise unknown_name(f"setting of method {name!r}:", key, known)
-    try:
-        settings = cls.config_class(**config)
-    except PerlclipError as error:
-        raise PerlclipError(f"{name}: {error}") from error
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        method = cls(backbone, settings)
-    return method.to(backbone.device)
 
 
 def config_dict(method: Method) -> dict[str, Any]:

@@ -11,21 +11,24 @@ whatever the number of classes. What an image's sentences share, SOS and V(x), i
 `encode_text` has no image to look at and gives the class embeddings without a shift.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from perlclip.backbone import Backbone, SharedText
-from perlclip.methods.base import ClassState, register
-from perlclip.methods.coop import CoOp, CoOpConfig, PromptState
+from perlclip.backbone import Backbone, Images, SharedText
+from perlclip.methods.base import ClassState
+from perlclip.methods.parts import LearnedWords, PromptState, WordsConfig
+from perlclip.methods.recipe import DASSL_SGD, with_fast
+from perlclip.methods.registry import register
 
 PAIRS = 1024  # some 2 GiB of activations at ViT-B/16 size
+_TEN_EPOCHS = replace(DASSL_SGD, epochs=10, batch_size=1)  # vit_b16_c4_ep10_batch1_ctxv1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoCoOpConfig(CoOpConfig):
+class CoCoOpConfig(WordsConfig):
     """CoOp's settings and the Meta-Net's width."""
 
     reduction: int = 16  # the Meta-Net's hidden width is the embedding's divided by this
@@ -36,9 +39,13 @@ class CoCoOpConfig(CoOpConfig):
 
 
 @register(
-    "cocoop", summary="M context vectors, Meta-Net of the image", where="words 1–4 of the text", venue="CVPR 2022"
+    "cocoop",
+    summary="M context vectors, Meta-Net of the image",
+    where="words 1–4 of the text",
+    venue="CVPR 2022",
+    recipes=with_fast(_TEN_EPOCHS, cross=_TEN_EPOCHS),
 )
-class CoCoOp(CoOp):
+class CoCoOp(LearnedWords):
     """CoOp conditioned on the image."""
 
     config_class = CoCoOpConfig
@@ -51,18 +58,18 @@ class CoCoOp(CoOp):
             nn.Linear(backbone.embed_dim, hidden), nn.ReLU(), nn.Linear(hidden, backbone.text.width)
         )
 
-    def logits(self, pixels: Tensor, state: ClassState) -> Tensor:
+    def logits(self, images: Images, state: ClassState) -> Tensor:
         """Scaled cosine of each image with its own embedding of each class, (B, C)."""
         assert isinstance(state, PromptState)
-        v_BE = self.encode_image(pixels)
+        v_BE = self.encode_image(images)
         with torch.autocast(v_BE.device.type, enabled=False):
             words_BnD = self.context + self.meta(v_BE)[:, None]
-        images, classes = len(v_BE), len(state.text)
+        B, classes = len(v_BE), len(state.text)
         few = max(1, PAIRS // classes)
         rows = []
-        for i in range(0, images, few):
+        for i in range(0, B, few):
             pieces = [
-                self._pairs(words_BnD[i : i + few], v_BE[i : i + few], state.text[j : j + PAIRS], images * classes)
+                self._pairs(words_BnD[i : i + few], v_BE[i : i + few], state.text[j : j + PAIRS], B * classes)
                 for j in range(0, classes, PAIRS)
             ]
             rows.append(torch.cat(pieces, 1))

@@ -1,6 +1,6 @@
 """CoOp: the words around the class name are learned vectors (Zhou et al., Learning to Prompt, IJCV 2022).
 
-    t_c = text tower([SOS] V1 … VM [name of c] . [EOS])         the same V for all classes      `CoOp.encode_text`
+    t_c = text tower([SOS] V1 … VM [name of c] . [EOS])     the same V for all classes     `LearnedWords.encode_text`
     L   = CE(tau v Tᵀ, y)
 
 V starts as the token embeddings of "a photo of a" (M = 4, the authors' base-to-novel setting) or, with `init=""`, as
@@ -11,70 +11,32 @@ were not used in the comparisons.
 The data set's template is not used: CoOp's sentence is its own. The image tower is frozen.
 """
 
-from dataclasses import dataclass
-from math import inf
+from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from perlclip.methods.parts import LearnedWords, WordsConfig
+from perlclip.methods.recipe import DASSL_SGD, Rule, with_fast
+from perlclip.methods.registry import register
 
-from perlclip.backbone import Backbone, SharedText
-from perlclip.methods.base import ClassState, Config, Method, register
-from perlclip.text.classes import Classes
-
-PHRASE = "a photo of a"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoOpConfig(Config):
-    """CoOp's settings, with the values of its authors' base-to-novel runs."""
-
-    tokens: int = 4  # M, learned vectors
-    init: str = PHRASE  # the words whose first M tokens they start as; "" for random
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(tokens=(1, inf))
+RECIPES = with_fast(
+    replace(DASSL_SGD, epochs=200),  # vit_b16_ctxv1
+    cross=replace(DASSL_SGD, epochs=50),  # vit_b16_ep50_ctxv1
+    few_shot=replace(DASSL_SGD, epochs=200),  # vit_b16; 100 for 2 and 4 shots, 50 for one
+)
+RULES = (
+    Rule(recipes=("original-few-shot",), settings={"tokens": 16, "init": ""}),
+    Rule(recipes=("original", "original-few-shot"), dataset="imagenet", changes={"epochs": 50}),
+)
 
 
-def learned_words(backbone: Backbone, count: int, phrase: str) -> nn.Parameter:
-    """Vectors in the place of words: the phrase's first `count` tokens, or N(0, 0.02) without a phrase."""
-    rows_nD = backbone.word_rows(phrase, count) if phrase else torch.randn(count, backbone.text.width) * 0.02
-    return nn.Parameter(rows_nD.clone())
-
-
-@dataclass(kw_only=True)
-class PromptState(ClassState):
-    """The class names as rows of the text tower, with room for the learned words."""
-
-    text: SharedText
-
-
-@register("coop", summary="M context vectors", where="words 1–4 of the text", venue="IJCV 2022")
-class CoOp(Method):
+@register(
+    "coop",
+    summary="M context vectors",
+    where="words 1–4 of the text",
+    venue="IJCV 2022",
+    recipes=RECIPES,
+    rules=RULES,
+)
+class CoOp(LearnedWords):
     """A frozen CLIP with learned words before the class name."""
 
-    config_class = CoOpConfig
-    config: CoOpConfig
-
-    def __init__(self, backbone: Backbone, config: CoOpConfig) -> None:
-        super().__init__(backbone, config)
-        self.context = learned_words(backbone, config.tokens, config.init)
-
-    def prepare(self, classes: Classes) -> PromptState:
-        """The names behind M free positions."""
-        return PromptState(
-            classes=classes, text=self.backbone.shared_text(classes.prompts("{}."), free=self.config.tokens)
-        )
-
-    def encode_text(self, state: ClassState) -> Tensor:
-        """The learned sentence of each class, (C, E)."""
-        assert isinstance(state, PromptState)
-        return self.backbone.text.project(state.text.put_words(self.context).pool())
-
-    def encode_image(self, pixels: Tensor) -> Tensor:
-        """CLIP's image embedding."""
-        return self.frozen_image(pixels)
-
-    def sentence(self, template: str) -> str:
-        """The learned words and the name, whatever the template."""
-        return "V " * self.config.tokens + "{}."
+    config_class = WordsConfig

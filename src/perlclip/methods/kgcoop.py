@@ -6,21 +6,28 @@ lambda = 8 on the cosine distance, as the released code computes it. The paper w
 unit vectors, which is twice that: the same loss has weight 4 there. The frozen text is the data set's template.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from math import inf
 
-import torch
 from torch import Tensor
 
-from perlclip.methods.base import ClassState, cosine_distance, full_precision, register
-from perlclip.methods.coop import CoOp, CoOpConfig, PromptState
+from perlclip.backbone import Images
+from perlclip.methods.base import ClassState
+from perlclip.methods.parts import LearnedWords, ReferenceState, WordsConfig
+from perlclip.methods.recipe import DASSL_SGD, TRAINED_ON, Rule, with_fast
+from perlclip.methods.registry import register
 from perlclip.text.classes import Classes
+
+RECIPES = with_fast(
+    replace(DASSL_SGD, epochs=100, batch_size=128),  # vit_b16_ep100_ctxv1
+    cross=replace(DASSL_SGD, epochs=25, batch_size=128),  # the author's command in issue 8 of the repository
+    few_shot=replace(DASSL_SGD, epochs=100),  # issue 4 of the repository: batch 32
+)
+RULES = (Rule(recipes=TRAINED_ON, dataset="dtd", settings={"reference": "a photo of a {}, a type of texture."}),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KgCoOpConfig(CoOpConfig):
+class KgCoOpConfig(WordsConfig):
     """CoOp's settings and the weight of the hand-written prompts."""
 
     weight: float = 8.0  # lambda
@@ -31,22 +38,15 @@ class KgCoOpConfig(CoOpConfig):
         self.require(weight=(0.0, inf))
 
 
-@dataclass(kw_only=True)
-class ReferenceState(PromptState):
-    """What CoOp keeps, and the frozen CLIP's embedding of each class, made when it is first asked for."""
-
-    frozen: Callable[[], Tensor]
-
-    @cached_property
-    def t0_CE(self) -> Tensor:
-        """Unit vectors, (C, E)."""
-        # As good as can be, whatever the moment it is first asked for: in full precision, and fit for a graph.
-        with torch.inference_mode(False), torch.no_grad(), full_precision(self.text.eos_C.device):
-            return self.frozen()
-
-
-@register("kgcoop", summary="M context vectors", where="words 1–4 of the text", venue="CVPR 2023")
-class KgCoOp(CoOp):
+@register(
+    "kgcoop",
+    summary="M context vectors",
+    where="words 1–4 of the text",
+    venue="CVPR 2023",
+    recipes=RECIPES,
+    rules=RULES,
+)
+class KgCoOp(LearnedWords):
     """CoOp with knowledge-guided regularisation."""
 
     config_class = KgCoOpConfig
@@ -56,14 +56,10 @@ class KgCoOp(CoOp):
         """The names behind free positions, and the hand-written prompts' embeddings."""
         return ReferenceState(
             classes=classes,
-            text=super().prepare(classes).text,
-            frozen=lambda: self.backbone.encode_text(classes.prompts(self.config.reference)),
+            text=self.names_behind(classes),
+            reference=lambda: self.backbone.encode_text(classes.prompts(self.config.reference)),
         )
 
-    def loss(self, pixels: Tensor, labels: Tensor, state: ClassState) -> Tensor:
-        """Cross-entropy plus the pull on every class of the list, whether in the batch or not."""
-        assert isinstance(state, ReferenceState)
-        t_CE = self.encode_text(state)
-        return self.classify(self.encode_image(pixels), t_CE, labels) + self.config.weight * cosine_distance(
-            t_CE, state.t0_CE
-        )
+    def loss(self, images: Images, labels: Tensor, state: ClassState) -> Tensor:
+        """Cross-entropy plus lambda times the distance to the hand-written prompts."""
+        return self.guided_loss(images, labels, state, self.config.weight)

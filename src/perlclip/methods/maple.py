@@ -11,19 +11,32 @@ layer. Q_0 passes the vision tower's first norm, deeper prompts do not. The sent
 """
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import torch
 from torch import Tensor, nn
 
-from perlclip.backbone import Backbone, cls_rows
-from perlclip.backbone.tower import Tower
-from perlclip.errors import PerlclipError
-from perlclip.methods.base import ClassState, Config, Method, register
-from perlclip.methods.coop import PHRASE, PromptState, learned_words
+from perlclip.backbone import Backbone, Images
+from perlclip.methods.base import ClassState, Method
+from perlclip.methods.parts import (
+    PHRASE,
+    PromptState,
+    learned_words,
+    prompted_image,
+    prompted_text,
+    require_depth,
+    sentences_with_room,
+)
+from perlclip.methods.recipe import DASSL_SGD, Rule, with_fast
+from perlclip.methods.registry import register
+from perlclip.methods.settings import Config
 from perlclip.text.classes import Classes
 from perlclip.text.templates import DEFAULT_TEMPLATE
+
+RECIPES = with_fast(
+    replace(DASSL_SGD, lr=0.0035, epochs=5, batch_size=4), cross=replace(DASSL_SGD, lr=0.0026, epochs=2, batch_size=4)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +52,14 @@ class MaPLeConfig(Config):
         self.require(tokens=(1, inf), depth=(1, inf))
 
 
-@register("maple", summary="deep prompts, coupled by linear maps", where="blocks 1–9 of both towers", venue="CVPR 2023")
+@register(
+    "maple",
+    summary="deep prompts, coupled by linear maps",
+    where="blocks 1–9 of both towers",
+    venue="CVPR 2023",
+    recipes=RECIPES,
+    rules=[Rule(recipes=("original-cross",), settings={"depth": 3})],
+)
 class MaPLe(Method):
     """A frozen CLIP with coupled deep prompts in both towers."""
 
@@ -49,7 +69,7 @@ class MaPLe(Method):
     def __init__(self, backbone: Backbone, config: MaPLeConfig) -> None:
         super().__init__(backbone, config)
         text, vision, deeper = backbone.text.width, backbone.vision.width, config.depth - 1
-        require_depth(self.name, backbone, config.depth)
+        require_depth(self, config.depth)
         self.context = learned_words(backbone, config.tokens, PHRASE if config.tokens <= 4 else "")
         self.deep = nn.ParameterList(torch.randn(config.tokens, text) * 0.02 for _ in range(deeper))
         first, copied = nn.Linear(text, vision), nn.Linear(text, vision)
@@ -57,55 +77,19 @@ class MaPLe(Method):
 
     def prepare(self, classes: Classes) -> PromptState:
         """The sentences as rows of the text tower."""
-        return prompt_state(self.backbone, classes, self.config.template, self.config.tokens)
+        text = sentences_with_room(self.backbone, classes, self.config.template, self.config.tokens)
+        return PromptState(classes=classes, text=text)
 
     def encode_text(self, state: ClassState) -> Tensor:
         """Prompted class embeddings, (C, E)."""
         assert isinstance(state, PromptState)
-        return self.backbone.text.project(prompted_text(state, [self.context, *self.deep]))
+        return self.backbone.text.project(prompted_text(state.text, [self.context, *self.deep]))
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, images: Images) -> Tensor:
         """Prompted image embeddings, (B, E)."""
         vision = self.backbone.vision
-        return vision.project(prompted_image(vision, self.image_rows(pixels), self.coupled()))
+        return vision.project(prompted_image(vision, self.frozen(images).rows(), self.coupled()))
 
     def coupled(self) -> list[Tensor]:
         """Q_k, the visual prompts of each block."""
         return [couple(rows_nD) for couple, rows_nD in zip(self.couple, [self.context, *self.deep], strict=True)]
-
-
-def require_depth(name: str, backbone: Backbone, depth: int) -> None:
-    """Prompts for more blocks than there are would be lost."""
-    shallowest = min(backbone.vision.depth, backbone.text.depth)
-    if depth > shallowest:
-        raise PerlclipError(f"{name}: depth must be at most the tower's {shallowest} blocks, got {depth}")
-
-
-def prompt_state(backbone: Backbone, classes: Classes, template: str, tokens: int) -> PromptState:
-    """Sentences whose first words are learned; the class name must not be among those words."""
-    sentence = template or classes.template
-    try:
-        backbone.word_rows(sentence.partition("{}")[0], tokens)
-    except PerlclipError as error:
-        raise PerlclipError(f"{tokens} words before the name are to be learned in {sentence!r}: {error}") from error
-    return PromptState(classes=classes, text=backbone.shared_text(classes.prompts(sentence)))
-
-
-def prompted_text(state: PromptState, prompts: list[Tensor]) -> Tensor:
-    """The text tower with prompts[k] at rows 1..n of the input of block k + 1, read at EOS: (C, D)."""
-    return state.text.put_words(prompts[0]).pool(
-        before=lambda i, text: text.put(prompts[i]) if 0 < i < len(prompts) else text
-    )
-
-
-def prompted_image(vision: Tower, x_BND: Tensor, prompts: list[Tensor]) -> Tensor:
-    """The vision tower with prompts[k] behind the patches at the input of block k + 1, read at CLS: (B, D)."""
-    norm, N = vision.embed.norm, x_BND.shape[1]
-    assert isinstance(norm, nn.Module)
-    for i in range(vision.depth):
-        if i < len(prompts):
-            rows_nD = prompts[i].to(x_BND.dtype)
-            rows_nD = rows_nD if i else norm(rows_nD)  # the first prompts pass the first norm
-            x_BND = torch.cat([x_BND[:, :N], rows_nD.expand(len(x_BND), -1, -1)], 1)
-        x_BND = vision.block(i, x_BND) if i < vision.depth - 1 else x_BND
-    return vision.read(x_BND, cls_rows(x_BND))

@@ -1,6 +1,6 @@
 """MMA: bottleneck adapters beside the upper blocks, their middles shared by both towers (Yang et al., CVPR 2024).
 
-    a(x)   = W_up ReLU(W_shared ReLU(W_down LN1(x)))          LN1: the block's own, frozen       `Adapter.forward`
+    a(x)   = W_up ReLU(W_shared ReLU(W_down LN1(x)))          LN1: the block's own, frozen       `Bottleneck.forward`
     out(x) = block(x) + s a(x),   s = 0.001                   blocks 5..12
     L      = CE(tau v Tᵀ, y)
 
@@ -19,13 +19,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from perlclip.backbone import Backbone, SharedText, cls_rows
-from perlclip.backbone.tower import Tower
-from perlclip.errors import PerlclipError
-from perlclip.methods.base import ClassState, Config, Method, register
-from perlclip.methods.coop import PromptState
+from perlclip.backbone import Backbone, Images, SharedText, Tower, cls_rows
+from perlclip.methods.base import ClassState, Method
+from perlclip.methods.parts import PromptState, require_start
+from perlclip.methods.recipe import DASSL_SGD, Rule, with_fast
+from perlclip.methods.registry import register
+from perlclip.methods.settings import Config
 from perlclip.text.classes import Classes
 from perlclip.text.templates import DEFAULT_TEMPLATE
+
+_SGD = replace(DASSL_SGD, lr=0.0015, epochs=5, batch_size=16, warmup_epochs=0)
+# For transfer one epoch by the paper; batch and rate are not published, these are the base-to-novel run's on ImageNet.
+RECIPES = with_fast(_SGD, cross=replace(_SGD, epochs=1, batch_size=128))
+RULES = (
+    Rule(recipes=("original-cross",), settings={"start": 8}),
+    Rule(recipes=("original",), dataset="imagenet", changes={"batch_size": 128}),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +66,7 @@ class ScaleGradient(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
-class Adapter(nn.Module):
+class Bottleneck(nn.Module):
     """The adapters of one block index: a down and an up map for each tower that has the block, one middle for both."""
 
     def __init__(self, widths: dict[str, int], rank: int) -> None:
@@ -80,7 +89,12 @@ class Adapter(nn.Module):
 
 
 @register(
-    "mma", summary="bottleneck adapters, middles shared", where="beside blocks 5–12 of both towers", venue="CVPR 2024"
+    "mma",
+    summary="bottleneck adapters, middles shared",
+    where="beside blocks 5–12 of both towers",
+    venue="CVPR 2024",
+    recipes=RECIPES,
+    rules=RULES,
 )
 class MMA(Method):
     """A frozen CLIP with adapters beside its upper blocks."""
@@ -91,12 +105,10 @@ class MMA(Method):
     def __init__(self, backbone: Backbone, config: MMAConfig) -> None:
         super().__init__(backbone, config)
         towers = {"text": backbone.text, "vision": backbone.vision}
-        shallowest = min(tower.depth for tower in towers.values())
-        if config.start >= shallowest:
-            raise PerlclipError(f"mma: start must be below the tower's {shallowest} blocks, got {config.start}")
+        require_start(self, "start", config.start, *towers.values())
         self.adapters = nn.ModuleDict(
             {
-                str(i): Adapter({side: t.width for side, t in towers.items() if i < t.depth}, config.rank)
+                str(i): Bottleneck({side: t.width for side, t in towers.items() if i < t.depth}, config.rank)
                 for i in range(config.start, max(tower.depth for tower in towers.values()))
             }
         )
@@ -116,10 +128,10 @@ class MMA(Method):
         h_CD = tower.read(text.own_CMD, text.eos_C, text.prefix_1PD)
         return tower.project(h_CD + self._adapt("text", tower.depth - 1, rows_CD))
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, images: Images) -> Tensor:
         """Adapted image embeddings, (B, E)."""
         vision, start = self.backbone.vision, self.config.start
-        x_BND = self.image_rows(pixels, start)
+        x_BND = self.frozen(images).rows(start)
         for i in range(start, vision.depth - 1):
             x_BND = vision.block(i, x_BND) + self._adapt("vision", i, x_BND)
         h_BD = vision.read(x_BND, cls_rows(x_BND))

@@ -4,25 +4,46 @@
     P_r = CLIP's own projection + A B            of rank 64
     tokens before block i = beta R_i + (1 - beta) the last block's output at those rows          `MMRLpp.carry`
 
-The rest is MMRL's, its losses and its two branches too. beta = 1 drops the last block's output as MMRL does. beta and
-lambda were chosen for each data set by the authors (`recipes.py`); the defaults are ImageNet's. In their cross-data-set
+Branches, logits and loss are those of `representation.py`, as MMRL's. beta = 1 drops the last block's output as MMRL
+does. beta and lambda were chosen for each data set by the authors; the defaults are ImageNet's. In their cross-data-set
 evaluation a model trained with beta = 0.9 is run with another beta for each target; here it is the one of the training,
 unless the setting is changed. In the text tower the tokens stand before the words, so they are the same for all classes
 also when they carry over.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import torch
 from torch import Tensor, nn
 
-from perlclip.methods.base import register
-from perlclip.methods.mmrl import MMRL, MMRLConfig
+from perlclip.methods.recipe import TRAINED_ON, Rule, with_fast
+from perlclip.methods.registry import register
+from perlclip.methods.representation import ADAMW, RepresentationTokens, TokensConfig
+
+RECIPES = with_fast(
+    ADAMW,
+    cross=replace(ADAMW, epochs=1, batch_size=32, warmup_epochs=0),
+    few_shot=replace(ADAMW, lr=2e-3, epochs=100, batch_size=32),
+)
+_WEIGHT_BETA = {
+    "imagenet": (0.2, 0.9), "caltech101": (3.0, 0.6), "oxford_pets": (0.01, 0.7), "stanford_cars": (6.0, 0.7),
+    "oxford_flowers": (7.0, 0.4), "food101": (1.0, 0.1), "fgvc_aircraft": (2.0, 0.9), "sun397": (3.0, 0.5),
+    "dtd": (7.0, 0.9), "eurosat": (0.01, 0.2), "ucf101": (3.0, 0.9),
+}  # fmt: skip
+RULES = (
+    Rule(recipes=("original-cross",), settings={"weight": 0.1, "beta": 0.9}),
+    *(
+        Rule(recipes=TRAINED_ON, dataset=name, settings={"weight": weight, "beta": beta})
+        for name, (weight, beta) in _WEIGHT_BETA.items()
+    ),
+    Rule(recipes=("original",), dataset="imagenet", changes={"epochs": 5, "batch_size": 32}),
+    Rule(recipes=("original-few-shot",), dataset="imagenet", changes={"lr": 1e-3, "epochs": 5}),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MMRLppConfig(MMRLConfig):
+class MMRLppConfig(TokensConfig):
     """MMRL++'s settings, with the authors' values."""
 
     weight: float = 0.2  # lambda
@@ -58,8 +79,10 @@ class Aligner(nn.Module):
     summary="representation space, low-rank aligners and head",
     where="tokens in blocks 6–12 of both towers",
     venue="IJCV 2026",
+    recipes=RECIPES,
+    rules=RULES,
 )
-class MMRLpp(MMRL):
+class MMRLpp(RepresentationTokens):
     """MMRL with fewer parameters and progressive composition."""
 
     config_class = MMRLppConfig

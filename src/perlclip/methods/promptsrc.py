@@ -11,19 +11,43 @@ recipe (`Recipe.average`). The released code averages the frozen weights along w
 rounding; here only the prompts are averaged. The sixty templates are encoded when training begins, never to evaluate.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perlclip.backbone import Backbone, cls_rows
-from perlclip.methods.base import ClassState, Config, Method, full_precision, register
-from perlclip.methods.coop import PHRASE, PromptState, learned_words
-from perlclip.methods.maple import prompt_state, prompted_image, prompted_text, require_depth
+from perlclip.backbone import Backbone, Images
+from perlclip.methods.base import ClassState, Method
+from perlclip.methods.parts import (
+    PHRASE,
+    ReferenceState,
+    learned_words,
+    prompted_image,
+    prompted_text,
+    require_depth,
+    sentences_with_room,
+)
+from perlclip.methods.recipe import DASSL_SGD, Rule, with_fast
+from perlclip.methods.registry import register
+from perlclip.methods.settings import Config
 from perlclip.text.classes import Classes
 from perlclip.text.templates import DEFAULT_TEMPLATE, IMAGENET_60, check_template
+
+_SGD = replace(DASSL_SGD, lr=0.0025, epochs=20, batch_size=4)
+RECIPES = with_fast(
+    replace(_SGD, average=(15, 1)),
+    cross=replace(_SGD, average=(6, 10)),
+    few_shot=replace(_SGD, epochs=50, average=(30, 30)),
+)
+RULES = (
+    Rule(recipes=("original-cross",), settings={"depth": 3}),
+    *(
+        Rule(recipes=("original-few-shot",), dataset=dataset, changes={"average": (45, 5)})
+        for dataset in ("stanford_cars", "oxford_flowers", "fgvc_aircraft", "dtd", "eurosat")
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +68,14 @@ class PromptSRCConfig(Config):
             check_template(template)
 
 
-@dataclass(kw_only=True)
-class TaughtState(PromptState):
-    """The sentences, and the teacher's class embeddings once training has asked for them."""
-
-    t0_CE: Tensor | None = None
-
-
-@register("promptsrc", summary="deep prompts", where="blocks 1–9 of both towers", venue="ICCV 2023")
+@register(
+    "promptsrc",
+    summary="deep prompts",
+    where="blocks 1–9 of both towers",
+    venue="ICCV 2023",
+    recipes=RECIPES,
+    rules=RULES,
+)
 class PromptSRC(Method):
     """A frozen CLIP with self-regulated deep prompts in both towers."""
 
@@ -60,7 +84,7 @@ class PromptSRC(Method):
 
     def __init__(self, backbone: Backbone, config: PromptSRCConfig) -> None:
         super().__init__(backbone, config)
-        require_depth(self.name, backbone, config.depth)
+        require_depth(self, config.depth)
         n, text, vision = config.tokens, backbone.text.width, backbone.vision.width
         self.text = nn.ParameterList(
             [
@@ -70,30 +94,28 @@ class PromptSRC(Method):
         )
         self.vision = nn.ParameterList(torch.randn(n, vision) * 0.02 for _ in range(config.depth))
 
-    def prepare(self, classes: Classes) -> TaughtState:
-        """The sentences as rows of the text tower."""
-        state = prompt_state(self.backbone, classes, self.config.template, self.config.tokens)
-        return TaughtState(classes=classes, text=state.text)
+    def prepare(self, classes: Classes) -> ReferenceState:
+        """The sentences as rows of the text tower, and the teacher's class embeddings."""
+        text = sentences_with_room(self.backbone, classes, self.config.template, self.config.tokens)
+        return ReferenceState(classes=classes, text=text, reference=lambda: self.teacher(classes))
 
     def encode_text(self, state: ClassState) -> Tensor:
         """Prompted class embeddings, (C, E)."""
-        assert isinstance(state, TaughtState)
-        return self.backbone.text.project(prompted_text(state, list(self.text)))
+        assert isinstance(state, ReferenceState)
+        return self.backbone.text.project(prompted_text(state.text, list(self.text)))
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, images: Images) -> Tensor:
         """Prompted image embeddings, (B, E)."""
-        return self._prompted(self.image_rows(pixels))
+        vision = self.backbone.vision
+        return vision.project(prompted_image(vision, self.frozen(images).rows(), list(self.vision)))
 
-    def loss(self, pixels: Tensor, labels: Tensor, state: ClassState) -> Tensor:
+    def loss(self, images: Images, labels: Tensor, state: ClassState) -> Tensor:
         """Cross-entropy and the three pulls towards the frozen CLIP."""
-        assert isinstance(state, TaughtState)
-        vision, config = self.backbone.vision, self.config
-        x_BND = self.image_rows(pixels)
+        assert isinstance(state, ReferenceState)
+        config, images = self.config, self.frozen(images)
         with torch.no_grad():
-            v0_BE = vision.project(vision.pool(x_BND, cls_rows(x_BND)))
-            if state.t0_CE is None:
-                state.t0_CE = self.teacher(state.classes)
-        v_BE, t_CE = self._prompted(x_BND), self.encode_text(state)
+            v0_BE = self.backbone.encode_image(images)
+        v_BE, t_CE = self.encode_image(images), self.encode_text(state)
         z_BC, z0_BC = self.similarity(v_BE, t_CE), self.similarity(v0_BE, state.t0_CE)
         apart = F.kl_div(z_BC.log_softmax(-1), z0_BC.log_softmax(-1), reduction="none", log_target=True).mean()
         return (
@@ -105,10 +127,5 @@ class PromptSRC(Method):
 
     def teacher(self, classes: Classes) -> Tensor:
         """T0: text features averaged over the templates, then brought to unit length."""
-        with torch.inference_mode(False), torch.no_grad(), full_precision(self.backbone.device):
-            features = [self.backbone.text_features(classes.prompts(template)) for template in self.config.templates]
-            return F.normalize(torch.stack(features).mean(0), dim=-1)
-
-    def _prompted(self, x_BND: Tensor) -> Tensor:
-        vision = self.backbone.vision
-        return vision.project(prompted_image(vision, x_BND, list(self.vision)))
+        features = [self.backbone.text_features(classes.prompts(template)) for template in self.config.templates]
+        return F.normalize(torch.stack(features).mean(0), dim=-1)

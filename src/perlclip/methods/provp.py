@@ -13,17 +13,37 @@ the number of patches on a side: the released code's bound, which has the grid's
 The text is frozen: the data set's template. The authors' code picks the epoch by test accuracy; here it is the last.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perlclip.backbone import Backbone, cls_rows
-from perlclip.methods.base import ClassState, Config, Method, register
-from perlclip.methods.zero_shot import ZeroShotState
+from perlclip.backbone import Backbone, Images, cls_rows
+from perlclip.methods.base import ClassState, Method
+from perlclip.methods.parts import FrozenTextState
+from perlclip.methods.recipe import DASSL_SGD, TRAINED_ON, Rule, with_fast
+from perlclip.methods.registry import register
+from perlclip.methods.settings import Config
 from perlclip.text.classes import Classes
+
+RECIPES = with_fast(
+    replace(DASSL_SGD, lr=0.1, epochs=100, weight_decay=1e-3),  # vit_b16_b2n_ep100
+    few_shot=replace(DASSL_SGD, lr=0.1, epochs=200),  # vit_b16_ref, 8 and 16 shots
+)
+_TEMPLATES = {
+    "oxford_pets": "a type of pet, a photo of a {}.",
+    "oxford_flowers": "a type of flower, a photo of a {}.",
+    "fgvc_aircraft": "a type of aircraft, a photo of a {}.",
+    "food101": "a type of food, a photo of {}.",
+    "dtd": "a texture of {}.",
+}
+RULES = (
+    Rule(recipes=("original-few-shot",), settings={"tokens": 50}),
+    Rule(recipes=("original",), dataset="imagenet", changes={"lr": 5.0, "weight_decay": 5e-3}),
+    *(Rule(recipes=TRAINED_ON, dataset=name, settings={"template": text}) for name, text in _TEMPLATES.items()),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +60,14 @@ class ProVPConfig(Config):
         self.require(tokens=(1, inf), alpha=(0.0, 1.0), weight=(0.0, inf))
 
 
-@register("provp", summary="m prompts a block", where="every block of the vision tower", venue="IJCV 2024")
+@register(
+    "provp",
+    summary="m prompts a block",
+    where="every block of the vision tower",
+    venue="IJCV 2024",
+    recipes=RECIPES,
+    rules=RULES,
+)
 class ProVP(Method):
     """A frozen CLIP with progressive visual prompts."""
 
@@ -53,29 +80,28 @@ class ProVP(Method):
         bound = (6 / (3 * vision.patches + vision.width)) ** 0.5
         self.prompts = nn.Parameter(torch.empty(vision.depth, config.tokens, vision.width).uniform_(-bound, bound))
 
-    def prepare(self, classes: Classes) -> ZeroShotState:
+    def prepare(self, classes: Classes) -> FrozenTextState:
         """The frozen text, encoded once."""
-        return ZeroShotState(classes=classes, t_CE=self.backbone.encode_text(classes.prompts(self.config.template)))
+        return FrozenTextState(classes=classes, t_CE=self.backbone.encode_text(classes.prompts(self.config.template)))
 
     def encode_text(self, state: ClassState) -> Tensor:
         """The frozen CLIP's class embeddings."""
-        assert isinstance(state, ZeroShotState)
+        assert isinstance(state, FrozenTextState)
         return state.t_CE
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, images: Images) -> Tensor:
         """The prompted image embedding, (B, E)."""
-        return self._prompted(self.image_rows(pixels))
+        return self._prompted(self.frozen(images).rows())
 
-    def loss(self, pixels: Tensor, labels: Tensor, state: ClassState) -> Tensor:
+    def loss(self, images: Images, labels: Tensor, state: ClassState) -> Tensor:
         """Cross-entropy plus contrastive feature re-formation."""
-        x_BND = self.image_rows(pixels)
-        v_BE = self._prompted(x_BND)
+        images = self.frozen(images)
+        v_BE = self._prompted(images.rows())
         classification = self.classify(v_BE, self.class_embeddings(state), labels)
         if not self.config.weight:
             return classification
-        vision = self.backbone.vision
         with torch.no_grad():
-            v0_BE = vision.project(vision.pool(x_BND, cls_rows(x_BND)))
+            v0_BE = self.backbone.encode_image(images)
         own_B = torch.arange(len(labels), device=labels.device)
         return classification + self.config.weight * F.cross_entropy(v_BE @ v0_BE.T, own_B)
 

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.methods.base import ClassState, Config, Method, register
+from perlclip.backbone import Images
+from perlclip.methods.base import ClassState, Method
+from perlclip.methods.parts import FrozenTextState
+from perlclip.methods.registry import register
+from perlclip.methods.settings import Config
 from perlclip.text.classes import Classes
 from perlclip.text.templates import IMAGENET_7, check_template
 
@@ -28,13 +32,6 @@ class ZeroShotConfig(Config):
             check_template(template)
 
 
-@dataclass(kw_only=True)
-class ZeroShotState(ClassState):
-    """The class embeddings themselves."""
-
-    t_CE: Tensor
-
-
 @register("zero-shot", summary="nothing; one prompt a class, or an ensemble", where="–", venue="ICML 2021")
 class ZeroShot(Method):
     """Image and class embeddings of the frozen towers."""
@@ -42,20 +39,25 @@ class ZeroShot(Method):
     config_class = ZeroShotConfig
     config: ZeroShotConfig
 
-    def prepare(self, classes: Classes) -> ZeroShotState:
+    @classmethod
+    def trains(cls, config: Config) -> bool:
+        """Never."""
+        return False
+
+    def prepare(self, classes: Classes) -> FrozenTextState:
         """Encode the prompts, once and for all."""
         # A template that is in both lists counts once.
         own = {classes.template} if self.config.own or not self.config.ensemble else set()
         templates = {*self.config.templates, *own} if self.config.ensemble else own
         t_CE = sum(self.backbone.encode_text(classes.prompts(template)) for template in sorted(templates))
         assert isinstance(t_CE, Tensor)
-        return ZeroShotState(classes=classes, t_CE=F.normalize(t_CE, dim=-1))
+        return FrozenTextState(classes=classes, t_CE=F.normalize(t_CE, dim=-1))
 
     def encode_text(self, state: ClassState) -> Tensor:
         """The embeddings made by `prepare`."""
-        assert isinstance(state, ZeroShotState)
+        assert isinstance(state, FrozenTextState)
         return state.t_CE
 
-    def encode_image(self, pixels: Tensor) -> Tensor:
+    def encode_image(self, images: Images) -> Tensor:
         """CLIP's image embedding."""
-        return self.backbone.encode_image(pixels)
+        return self.backbone.encode_image(images)

@@ -21,6 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from perlclip.backbone import Images
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
@@ -29,9 +30,9 @@ from perlclip.thinking.limits import Limit
 Steps = int | Literal["adaptive"] | None
 NEVER = 1e6  # a lead that no image has: logits are cosines times 100 or so
 AHEAD = 2.0  # steps looked ahead
-UNCALIBRATED = (
-    "adaptive thinking needs thresholds, and there are none; set them with `perlclip calibrate`, or from Python with "
-    "perlclip.calibrate(method, train_set)"
+NO_THRESHOLDS = (
+    "adaptive thinking needs thresholds, and there are none; set them with `perlclip set-thresholds`, or from Python "
+    "with perlclip.set_thresholds(method, train_set)"
 )
 
 
@@ -76,10 +77,10 @@ def simulate(policy: Policy, logits_KBC: Tensor) -> Tensor:
     return policy.stops(settled_steps(logits_KBC))
 
 
-def image_trajectory(method: Perl, pixels: Tensor, state: ClassState) -> Tensor:
+def image_trajectory(method: Perl, images: Images, state: ClassState) -> Tensor:
     """Logits of the images' every step against the classes' last: (K+1, B, C)."""
     t_CE = method.class_embeddings(state)
-    return torch.stack([method.similarity(v_BE, t_CE) for v_BE in method.encode_image_steps(pixels)])
+    return torch.stack([method.similarity(v_BE, t_CE) for v_BE in method.encode_image_steps(images)])
 
 
 @dataclass(frozen=True)
@@ -102,15 +103,16 @@ class Plan:
     policy: Policy = ALL_STEPS
     limits: Sequence[Limit] = ()
 
-    def answer(self, pixels: Tensor, state: ClassState) -> Answer:
-        """Answer a batch of pixels; what is done is no part of the next step."""
+    def answer(self, images: Images, state: ClassState) -> Answer:
+        """Answer a batch of images; what is done is no part of the next step."""
         method = self.method
         t_CE = method.class_embeddings(state)
         for limit in self.limits:
-            limit.begin(len(pixels))
-        thinking, project = method.think(pixels), method.backbone.vision.project
+            limit.begin(len(images))
+        thinking, project = method.begin(images), method.backbone.vision.project
         logits_BC = method.similarity(project(thinking.h_BD), t_CE)
-        steps_B, place_b = _none_taken(pixels), torch.arange(len(pixels), device=pixels.device)
+        place_b = torch.arange(len(images), device=images.device)
+        steps_B = torch.zeros_like(place_b)
         now_bC, before_bC = logits_BC.clone(), None
         for k in range(self.steps + 1):
             settled_b = settled(now_bC, before_bC)
@@ -126,20 +128,10 @@ class Plan:
                 going_b = going_b[settled_b[going_b].argsort(stable=True)[:allowed]]
             if len(going_b) < len(now_bC):
                 thinking, place_b, now_bC = thinking.of(going_b), place_b[going_b], now_bC[going_b]
-            before_bC, now_bC = now_bC, method.similarity(project(thinking.step()), t_CE)
+            thinking = thinking.step()
+            before_bC, now_bC = now_bC, method.similarity(project(thinking.h_BD), t_CE)
             logits_BC[place_b], steps_B[place_b] = now_bC, k + 1
         return Answer(logits_BC, steps_B)
-
-
-def _none_taken(pixels: Tensor) -> Tensor:
-    return torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
-
-
-def image_steps(method: Method) -> int | None:
-    """Refinement steps an image takes unless told otherwise: K, 0 if only the texts think, None if nothing does."""
-    if not isinstance(method, Perl):
-        return None
-    return method.config.steps if "vision" in method.projectors else 0
 
 
 def require_steps(method: Method) -> Perl:
@@ -158,12 +150,12 @@ def refined_share(method: Perl) -> float:
 def make_plan(method: Method, steps: Steps, policy: Policy | None, limits: Sequence[Limit] = ()) -> Plan:
     """What `steps` asks for: a number of steps for all, or `policy`; with limits alone it is "adaptive"."""
     method = require_steps(method)
-    most = image_steps(method) or 0
+    most = method.image_steps
     if steps is None and limits:
         steps = "adaptive"
     if steps == "adaptive":
         if policy is None and most:
-            raise PerlclipError(UNCALIBRATED)
+            raise PerlclipError(NO_THRESHOLDS)
         return Plan(method=method, steps=most, policy=policy or ALL_STEPS, limits=limits)
     if type(steps) is not int or not 0 <= steps <= most:
         raise PerlclipError(

@@ -1,8 +1,8 @@
 """`fit`: one training loop for every method.
 
-The result is a function of (method, training images, recipe, seed, precision): views and order come from counters, not
-from a running generator, so that worker processes, an interrupt or a resumed run cannot change it. `fit` is given the
-training images alone; it has no way to see a test set.
+The result is a function of (method, training images, recipe, seed, the towers' dtype): views and order come from
+counters, not from a running generator, so that worker processes, an interrupt or a resumed run cannot change it. `fit`
+is given the training images alone; it has no way to see a test set.
 
 On CUDA nothing in a step waits for the card: forward and backward pass are one recorded graph, the optimiser is fused,
 the next batch is copied meanwhile, and losses are read in bunches. A loss that is not a number stops the optimiser on
@@ -14,8 +14,9 @@ import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,32 +25,40 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from perlclip.adapters.folder import Adapter
 from perlclip.backbone.accel.cuda_graphs import Compiled
-from perlclip.data.loading import epoch_order, on_device, train_batches
+from perlclip.data.loading import epoch_order, random_views
 from perlclip.data.sets import ImageSet
-from perlclip.errors import PerlclipError, unknown_name
-from perlclip.methods.base import Method, config_dict
-from perlclip.methods.recipes import Recipe
-from perlclip.methods.recipes import recipe as recipe_by_name
-from perlclip.progress import Bar, progress_bar
+from perlclip.errors import PerlclipError
+from perlclip.methods.base import ClassState, Method, config_dict
+from perlclip.methods.recipe import Recipe
+from perlclip.methods.registry import default_recipe, find_recipe
+from perlclip.progress import progress_bar
+from perlclip.thinking.choice import set_thresholds
 from perlclip.training.checkpoint import read_checkpoint, save_checkpoint
+from perlclip.training.environment import environment
+from perlclip.training.optimizer import build_optimizer
 
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CHECKPOINT_SECONDS = 30.0
 LOSS_SECONDS = 0.5  # between two readings of the losses, where reading them means waiting for the card
 AHEAD = ("cuda",)  # devices that work while the host goes on
 RECORD_AFTER = 4  # steps of one shape, that is; a short last batch comes once an epoch
+HELD_BYTES = 2**30  # image files up to so many bytes together are read once
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitResult:
-    """What training did."""
+class FitResult(Adapter):
+    """What training made, an adapter ready to be saved or used, and how it went.
+
+    `settings` is everything that the result depends on; `state` what is frozen of the classes trained on.
+    """
 
     losses: list[float] = field(repr=False)
     seconds: float
     compile_seconds: float
     images_per_second: float
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(repr=False)
+    state: ClassState = field(repr=False)
 
     @property
     def steps(self) -> int:
@@ -65,9 +74,10 @@ def fit(
     method: Method,
     train_set: ImageSet,
     *,
-    recipe: str | Recipe = "fast",
+    recipe: str | Recipe | None = None,
+    dataset: str = "",
     seed: int = 1,
-    precision: str = "float32",
+    thresholds: bool = True,
     compile: str = "auto",
     checkpoint: str | Path | None = None,
     resume: bool = False,
@@ -76,26 +86,30 @@ def fit(
 ) -> FitResult:
     """Train a method's own parameters on labelled images.
 
-    `precision="bfloat16"` or `"float16"` computes the frozen towers under autocast, the latter with a loss scale that
-    adapts; the method's parameters stay float32. `compile="auto"` replays steps as CUDA graphs where there is CUDA, and
-    "off" does not. With a `checkpoint` file the state is written every half minute, on Ctrl-C and at the end, and
-    `resume=True` goes on from it to the same result, on the CPU bit by bit. The file is the caller's to remove once the
-    result is safe elsewhere.
+    A recipe is `fast` (one epoch), `original` (the authors' own, if need be for one `dataset` of CoOp's fifteen),
+    `extended` (PERL's default, ours), or one of your own; the default is the one the method was created for, or else
+    `extended` or `original`. A recipe whose settings the method does not have is refused. PERL's thresholds for
+    adaptive thinking are set at the end, unless `thresholds=False`.
+
+    `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not. A backbone in float16 trains
+    with a loss scale that adapts; the method's parameters are always float32. With a `checkpoint` file the state is
+    written every half minute, on Ctrl-C and at the end, and `resume=True` goes on from it to the same result, on the
+    CPU bit by bit. The file is the caller's to remove once the result is safe elsewhere.
     """
     if resume and checkpoint is None:
         raise PerlclipError("resume needs the checkpoint file to go on from")
-    run = _Run(method, train_set, _resolve(method, recipe, train_set.name), seed, precision, compile, workers)
+    if not len(train_set):
+        raise PerlclipError("the training set has no images")
+    name, found = _resolve(method, recipe, dataset)
+    train_set = train_set.in_memory(HELD_BYTES)
+    run = _Run(method, train_set, found, seed, compile)
     path = Path(checkpoint) if checkpoint else None
     if resume and path and path.exists():
         run.load(path)
-    total = run.recipe.epochs * run.steps_per_epoch
     started = time.perf_counter()
-    first = len(run.losses)
     method.train()
     try:
-        with progress_bar("fit", total, show=progress, done=first) as bar, _interrupt_flag() as interrupted:
-            for epoch in range(run.epoch, run.recipe.epochs):
-                run.train_epoch(epoch, bar, path, interrupted)
+        run.train(path, workers, progress)
     finally:
         run.release()
     method.eval()
@@ -104,46 +118,53 @@ def fit(
     if path:
         run.save(path)
     seconds = time.perf_counter() - started
+    used = {key: value for key, value in run.settings.items() if key not in ("method", "config", "backbone")}
+    counts = set(Counter(train_set.labels).values())
+    shots = counts.pop() if len(counts) == 1 else None
+    training: dict[str, Any] = {"source": train_set.name, "shots": shots, "recipe_name": name, **used}
+    training |= {"seconds": round(seconds, 2), "environment": environment(method.backbone.device)}
+    settled = None
+    if thresholds and method.image_steps:
+        settled = set_thresholds(
+            method, train_set, state=run.class_state, seed=seed, workers=workers, progress=progress
+        )
     return FitResult(
+        method=method,
+        class_names=train_set.class_names,
+        template=train_set.template,
+        training=training,
+        thresholds=settled,
         losses=run.losses,
         seconds=seconds,
         compile_seconds=run.gradients.seconds,
         images_per_second=run.images / seconds,
         settings=run.settings,
+        state=run.class_state,
     )
 
 
 class _Run:
     """The mutable state of one training: parameters, optimiser, and how far it has come."""
 
-    def __init__(
-        self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, precision: str, compile: str, workers: int
-    ) -> None:
-        if precision not in PRECISIONS:
-            raise unknown_name("precision", precision, PRECISIONS)
-        if not len(train_set):
-            raise PerlclipError("the training set has no images")
-        dtype = PRECISIONS[precision]
-        if dtype is not None and method.backbone.dtype not in (dtype, torch.float32):
-            raise PerlclipError(f"precision {precision} does not go with a backbone in {method.backbone.dtype}")
-        self.method, self.train_set, self.recipe = method, train_set, recipe
-        self.seed, self.precision, self.workers = seed, precision, workers
-        device = method.backbone.device
-        if compile == "on" and precision == "float16":
+    def __init__(self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, compile: str) -> None:
+        self.method, self.train_set, self.recipe, self.seed = method, train_set, recipe, seed
+        backbone = method.backbone
+        scaled = backbone.dtype == torch.float16
+        if compile == "on" and scaled:
             raise PerlclipError("compile='on' does not go with float16, whose loss scale is adapted step by step")
         # A loss scale is adapted on the host, step by step, and fused SGD does not get over a first step left out.
-        self.ahead = device.type in AHEAD and precision != "float16"
-        self.optimizer: Optimizer = recipe.build_optimizer(method.parameters(), fused=self.ahead)
+        self.ahead = backbone.device.type in AHEAD and not scaled
+        self.optimizer: Optimizer = build_optimizer(recipe, method.parameters(), fused=self.ahead)
         # A scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones.
-        self.scaler = torch.amp.GradScaler(device.type, init_scale=256.0, enabled=precision == "float16")
+        self.scaler = torch.amp.GradScaler(backbone.device.type, init_scale=256.0, enabled=scaled)
         self.averages = {name: torch.zeros_like(p) for name, p in method.named_parameters()} if recipe.average else {}
         self.class_state = method.class_state(train_set.classes)
-        self.gradients = Compiled(self._gradients, device, compile, after=RECORD_AFTER)
+        self.gradients = Compiled(self._gradients, backbone.device, compile, after=RECORD_AFTER)
         self.gradients.on &= self.ahead
         self.unread: list[Tensor] = []
         self.read = time.monotonic()
         if self.ahead:
-            self.broken = torch.zeros((), device=device)
+            self.broken = torch.zeros((), device=backbone.device)
             self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]  # fused optimisers step only while it is 0
         self.epoch = 0
         self.step = 0
@@ -152,33 +173,38 @@ class _Run:
         self.losses: list[float] = []
         self.saved = time.monotonic()
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self._order(0))
+    def train(self, path: Path | None, workers: int, progress: bool) -> None:
+        """All epochs, or what is left of them."""
+        epochs = [self._order(epoch) for epoch in range(self.recipe.epochs)]
+        order = [(e, batch) for e, batches in enumerate(epochs) if e >= self.epoch for batch in batches][self.step :]
+        preprocess, device = self.method.backbone.preprocess, self.method.backbone.device
+        scale, total = self.recipe.crop_scale, sum(map(len, epochs))
+        views = random_views(self.train_set, preprocess, scale, order, device, seed=self.seed, workers=workers)
+        with (
+            progress_bar("fit", total, show=progress, done=self.steps) as bar,
+            _interrupt_flag() as interrupted,
+            closing(views) as batches,
+        ):
+            for (epoch, _), (pixels, labels) in zip(order, batches, strict=True):
+                rate = self.recipe.rate(epoch)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                self.train_step(pixels, labels)
+                bar(note=f"loss {self.losses[-1]:.4f}  lr {rate:.2g}" if self.losses else "")
+                if self.step == len(epochs[epoch]):
+                    self.end_epoch()
+                stop = interrupted()
+                if path and (stop or time.monotonic() - self.saved > CHECKPOINT_SECONDS):
+                    self.save(path)
+                if stop:
+                    raise Interrupted(f"interrupted after step {self.steps}")
 
-    def train_epoch(self, epoch: int, bar: Bar, path: Path | None, interrupted: Callable[[], bool]) -> None:
-        """The rest of one epoch, from `self.step` on."""
-        self.epoch = epoch
-        rate = self.recipe.rate(epoch)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        order = self._order(epoch)[self.step :]
-        batches = train_batches(
-            self.train_set, self.method.backbone.preprocess, self.recipe.crop_scale, order,
-            seed=self.seed, epoch=epoch, workers=self.workers,
-        )  # fmt: skip
-        for pixels, labels in on_device(batches, self.method.backbone.device):
-            self.train_step(pixels, labels)
-            bar(note=f"loss {self.losses[-1]:.4f}  lr {rate:.2g}" if self.losses else "")
-            stop = interrupted()
-            if path and (stop or time.monotonic() - self.saved > CHECKPOINT_SECONDS):
-                self.save(path)
-            if stop:
-                raise Interrupted(f"interrupted after step {self.steps}")
+    def end_epoch(self) -> None:
+        """What is done once per epoch."""
         self.read_losses()
         for name, average in self.averages.items():
-            average.add_(self.method.get_parameter(name).detach(), alpha=self.recipe.share(epoch))
-        self.epoch, self.step = epoch + 1, 0
+            average.add_(self.method.get_parameter(name).detach(), alpha=self.recipe.share(self.epoch))
+        self.epoch, self.step = self.epoch + 1, 0
 
     @property
     def steps(self) -> int:
@@ -197,15 +223,13 @@ class _Run:
             p.grad = gradient
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.method.changed()
         self.images += len(labels)
         self.step += 1
 
     def _gradients(self, pixels: Tensor, labels: Tensor) -> list[Any]:
         """The loss, and its gradient with respect to each parameter."""
-        dtype = PRECISIONS[self.precision]
-        halved = dtype is not None and dtype != self.method.backbone.dtype  # the towers are not in half already
-        with torch.autocast(pixels.device.type, dtype=dtype, enabled=halved):
-            loss = self.method.loss(pixels, labels, self.class_state)
+        loss = self.method.loss(pixels, labels, self.class_state)
         if not loss.requires_grad:
             raise PerlclipError(f"with these settings nothing that {self.method.name} trains reaches the loss")
         gradients = torch.autograd.grad(self.scaler.scale(loss), list(self.method.parameters()), allow_unused=True)
@@ -249,7 +273,6 @@ class _Run:
             "config": config_dict(self.method),
             "recipe": asdict(self.recipe),
             "seed": self.seed,
-            "precision": self.precision,
             "dtype": str(backbone.dtype).removeprefix("torch."),
             "backbone": backbone.fingerprint,
             "data": self.train_set.fingerprint(),
@@ -281,6 +304,8 @@ class _Run:
         self.scaler.load_state_dict(checkpoint.position["scaler"])
         self.losses = checkpoint.losses
         self.epoch, self.step = checkpoint.position["epoch"], checkpoint.position["step"]
+        if self.step == len(self._order(self.epoch)):  # as 0.1.0 left it
+            self.end_epoch()
 
     def _order(self, epoch: int) -> list[list[int]]:
         return epoch_order(
@@ -288,12 +313,22 @@ class _Run:
         )
 
 
-def _resolve(method: Method, recipe: str | Recipe, dataset: str) -> Recipe:
-    if method.num_trainable == 0:
+def _resolve(method: Method, recipe: str | Recipe | None, dataset: str) -> tuple[str, Recipe]:
+    """The recipe and its name; a method without the settings that it wants is refused."""
+    if not method.num_trainable:
         raise PerlclipError(f"method {method.name!r} has nothing to train")
     if isinstance(recipe, Recipe):
-        return recipe
-    return recipe_by_name(method.name, recipe, method.backbone.name, dataset)
+        return "own", recipe
+    name, dataset = recipe or method.made_for[0] or default_recipe(method.name), dataset or method.made_for[1]
+    found, wanted = find_recipe(method.name, name, method.backbone.name, dataset)
+    lacking = {key: value for key, value in wanted.items() if getattr(method.config, key) != value}
+    if lacking and method.made_for != (name, dataset):
+        settings = ", ".join(f"{key}={value!r}" for key, value in lacking.items())
+        how = f"recipe={name!r}" + (f", dataset={dataset!r}" if dataset else "")
+        raise PerlclipError(
+            f"recipe {name!r} wants {settings}: make the method with create_method({method.name!r}, backbone, {how})"
+        )
+    return name, found
 
 
 @contextmanager

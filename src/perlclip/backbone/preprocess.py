@@ -1,0 +1,70 @@
+"""Images to a tower's pixels: the backbone's own test view, and the training view of CoOp and its followers."""
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from perlclip.errors import PerlclipError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """How pixels are made for one backbone; `processor` is its own, as `transformers` loads it."""
+
+    processor: Any
+    size: int  # pixels a side that the image tower takes
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    resample: int = Image.Resampling.BICUBIC
+
+    @classmethod
+    def of(cls, processor: Any, size: int) -> "Preprocess":
+        """From an image processor, which must give what the tower takes."""
+        made = processor.crop_size if processor.do_center_crop else processor.size
+        sides = {made[side] for side in ("height", "width", "shortest_edge") if made.get(side)}
+        if sides != {size}:
+            given = "x".join(map(str, sorted(sides)))
+            raise PerlclipError(f"preprocessor makes images of {given} pixels but the image tower takes {size}")
+        mean, std = tuple(processor.image_mean), tuple(processor.image_std)
+        return cls(processor=processor, size=size, mean=mean, std=std, resample=int(processor.resample))
+
+    def test_view(self, image: Image.Image) -> Tensor:
+        """The backbone's own deterministic view of an RGB image, (3, size, size)."""
+        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+    def train_view(self, image: Image.Image, rng: random.Random, scale: tuple[float, float]) -> Tensor:
+        """A random part of the image by area `scale` and aspect 3/4..4/3, resized; mirrored half of the time."""
+        box = random_box(image.size, rng, scale)
+        image = image.crop(box).resize((self.size, self.size), Image.Resampling(self.resample))
+        if rng.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        x_HW3 = torch.from_numpy(np.array(image, dtype=np.float32)) / 255.0
+        return ((x_HW3 - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(2, 0, 1).contiguous()
+
+    def picture(self, pixels_3HW: Tensor) -> Image.Image:
+        """Pixels as an image again."""
+        x_HW3 = pixels_3HW.detach().cpu().float().permute(1, 2, 0) * torch.tensor(self.std) + torch.tensor(self.mean)
+        return Image.fromarray((x_HW3.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
+
+
+def random_box(size: tuple[int, int], rng: random.Random, scale: tuple[float, float]) -> tuple[int, int, int, int]:
+    """A box of random area and aspect inside an image; after ten misses, the largest centred one that is allowed."""
+    width, height = size
+    low, high = 3 / 4, 4 / 3
+    for _ in range(10):
+        area = width * height * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = rng.randint(0, width - w), rng.randint(0, height - h)
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * high)), min(height, round(width / low))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h

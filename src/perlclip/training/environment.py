@@ -1,0 +1,42 @@
+"""Versions and machine behind a result."""
+
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import perlclip
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a result was made with."""
+    cuda = device.type == "cuda"
+    return {
+        "perlclip": perlclip.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        **_git(),
+    }
+
+
+@cache
+def _git() -> dict[str, Any]:
+    """Commit of the checkout that perlclip is run from, and whether files differ from it; nothing if installed."""
+
+    def git(*words: str) -> str:
+        command = ["git", "--no-optional-locks", "-C", str(Path(perlclip.__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # a virtual environment may lie in somebody else's checkout
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return {}
