@@ -12,7 +12,7 @@ from perlclip import Recipe
 from perlclip.methods.base import method_class
 from perlclip.methods.recipes import DATASET_SETTINGS, RECIPES, SETTINGS, default_recipe, recipe, settings
 from perlclip.training.loop import Interrupted
-from tests.test_train import same, train_set, weights  # noqa: F401 (a fixture)
+from tests.training.test_train import same, train_set, weights  # noqa: F401 (a fixture)
 
 RATES = {
     ("maple", "original"): [1e-5, 3.5e-3, 3.166e-3, 2.291e-3, 1.209e-3],
