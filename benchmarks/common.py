@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 from transformers.activations import ACT2FN
 
 from perlclip.backbone import Backbone
 from perlclip.backbone.tower import build_towers
-from perlclip.reference.perl import byte_vocabulary
 
 RESULTS = Path(__file__).parent / "results"
 Work = Callable[[], object]
@@ -39,6 +39,26 @@ def build(device: str, dtype: torch.dtype, words: Sequence[str] = ()) -> tuple[C
         **{side: tower.place(torch.device(device), dtype) for side, tower in towers.items()},
     )  # fmt: skip
     return clip.to(device, dtype), backbone
+
+
+def byte_vocabulary() -> dict[str, int]:
+    """CLIP's vocabulary without merges: one token per letter."""
+    letters = sorted(ByteLevel.alphabet())
+    tokens = letters + [letter + "</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
+    return {token: i for i, token in enumerate(tokens)}
+
+
+def remember(function: Callable) -> Callable:
+    """Each call computed once."""
+    known: dict[tuple, object] = {}
+
+    def recall(*arguments, **options):
+        key = (*(tuple(a) if isinstance(a, list) else a for a in arguments), *options.items())
+        if key not in known:
+            known[key] = function(*arguments, **options)
+        return known[key]
+
+    return recall
 
 
 class Clock:

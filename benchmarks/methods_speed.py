@@ -5,7 +5,8 @@
 
 Random weights, random pixels already on the device, names of 2 to 7 tokens ("a photo of a {}." has 9 to 14), the
 methods' default settings, eager mode; float32 on the CPU, bfloat16 on CUDA. The plain forms are those of
-tests/plain*.py: `transformers`' own layers, 77 positions, every row of every block. Variants of a case are run in turn.
+`perlclip.reference`: `transformers`' own layers, 77 positions, every row of every block. Variants of a case are run in
+turn.
 A case is given up before it is timed if the two forms' loss or logits differ by more than `TOLERANCE`, relative to the
 plain form's largest value.
 
@@ -27,8 +28,9 @@ taken from our evaluation: its time includes the tokenizer and the frozen text. 
 step, in both forms.
 
 bfloat16: both forms have bfloat16 towers. Ours keeps its parameters in float32, as it does in use; the plain form gets
-a bfloat16 copy of them and computes in bfloat16 throughout, without autocast: its fastest way, and what the fp16 modes
-of most released codes amount to. (Plain PERL has float32 projectors, as tests/plain.py does.)
+a bfloat16 copy of them and computes in bfloat16 up to the embeddings, whose unit length and cosines are float32,
+without autocast: its fastest way, and what the fp16 modes of most released codes amount to. (Plain PERL has float32
+projectors, as ours.)
 
 ms: median; quartile_range_ms: of the runs, scaled and added up like the times; peak_MiB: the CUDA allocator's, above
 what was there before; kept_MiB: what autograd holds for the backward pass. A variant without a time says why in `note`.
@@ -59,11 +61,11 @@ from benchmarks.common import (
     gradients,
     kept_for_backward,
     machine,
+    remember,
     write_csv,
 )
 from perlclip.methods import Method, create_method, list_methods
-from perlclip.reference.perl import PLAIN, PlainPerl, padded
-from perlclip.reference.prompts import PlainPrompts
+from perlclip.reference import plain_form
 from perlclip.text.classes import Classes
 from perlclip.text.templates import DEFAULT_TEMPLATE
 
@@ -74,7 +76,6 @@ COLUMNS = (
 STEP, EVALUATION = "training step", "evaluation of 1,000"
 IMAGES, PER_BATCH = 1000, 100
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
-FORMS = {"zero-shot": PlainPrompts, **PLAIN}
 # The teacher is made before the clock starts, so that one of its sixty templates will do.
 SETTINGS = {"promptsrc": {"templates": (DEFAULT_TEMPLATE,)}}
 TEXT_ONCE_BY_AUTHORS = ("zero-shot", "provp", "mma", "mmrl", "mmrl++")
@@ -88,31 +89,16 @@ def names(count: int) -> Classes:
     return Classes(tuple(f"{chr(97 + i // 6 // 26)}{chr(97 + i // 6 % 26)}{'x' * (i % 6)}" for i in range(count)))
 
 
-def remember(function: Callable) -> Callable:
-    """Each call computed once."""
-    known: dict[tuple, object] = {}
-
-    def recall(*arguments, **options):
-        key = (*(tuple(a) if isinstance(a, list) else a for a in arguments), *options.items())
-        if key not in known:
-            known[key] = function(*arguments, **options)
-        return known[key]
-
-    return recall
-
-
 class Plain:
     """A method's plain form for one list of classes, without what the authors' code does only once."""
 
     def __init__(self, clip: CLIPModel, ours: Method, classes: Classes, *, training: bool) -> None:
         self.words = list(classes.names), classes.template
-        self.method = ours if ours.backbone.dtype == torch.float32 else lowered(ours)
-        self.form = form = FORMS[ours.name](clip, ours.backbone.tokenizer, self.method)
-        tokenizer = "tokens" if isinstance(form, PlainPrompts) else "tokenise"
-        setattr(form, tokenizer, remember(getattr(form, tokenizer)))
-        # In an evaluation, zero-shot CLIP and ProVP have no other text than the frozen one.
-        if training or ours.name == "tcp":
-            form.frozen_text = remember(form.frozen_text)
+        self.method = ours if ours.backbone.dtype == torch.float32 or ours.name == "perl" else lowered(ours)
+        self.form = form = plain_form(ours.name)(clip, ours.backbone.tokenizer, self.method)
+        form.tokenise, form.frozen_text = remember(form.tokenise), remember(form.frozen_text)
+        if training and ours.name == "provp":  # whose text is frozen; an evaluation has no other, and encodes it
+            form.text = remember(form.text)
         if ours.name == "promptsrc":
             form.teacher_text = remember(form.teacher_text)
 
@@ -138,29 +124,9 @@ class Plain:
         form = copy.copy(self.form)
         if text is not None:
             form.text = lambda *_: text
-        if isinstance(form, PLAIN["maple"]):
+        if isinstance(form, plain_form("maple")):
             form.prompts = remember(self.form.prompts)
         return form
-
-
-class PlainThoughts(Plain):
-    """PERL's plain form, which wants token ids and has no method of its own for the last step's logits."""
-
-    def __init__(self, clip: CLIPModel, ours: Method, classes: Classes, *, training: bool) -> None:
-        self.method, config = ours, ours.config
-        self.form = PlainPerl(clip, ours.projectors, config.steps, config.depth, config.anchor)
-        self.ids, self.eos = (part.to(ours.backbone.device) for part in padded(ours.backbone, classes.prompts()))
-
-    def text(self) -> Tensor:
-        return self.form.project("text", self.form.states("text", self.ids, self.eos)[-1])
-
-    def logits(self, pixels: Tensor, text: Tensor | None = None) -> Tensor:
-        rows = torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
-        v = self.form.project("vision", self.form.states("vision", pixels, rows)[-1])
-        return self.form.clip.logit_scale.exp() * v @ (self.text() if text is None else text).T
-
-    def loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        return self.form.loss(pixels, labels, self.ids, self.eos)
 
 
 def lowered(method: Method) -> Method:
@@ -192,8 +158,7 @@ class Bench:
         return create_method(name, self.backbone, **SETTINGS.get(name, {}))
 
     def plain(self, ours: Method, classes: Classes, *, training: bool) -> Plain:
-        form = PlainThoughts if ours.name == "perl" else Plain
-        return form(self.clip, ours, classes, training=training)
+        return Plain(self.clip, ours, classes, training=training)
 
     def pixels(self, count: int) -> Tensor:
         generator = torch.Generator().manual_seed(1)

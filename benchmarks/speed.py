@@ -7,7 +7,7 @@ Random weights, prompts of 8 to 13 tokens, K = 4, J = 7. The variants of a case 
 quartile range, waiting for the device included; "peak" is the CUDA allocator's, above what was there before.
 
 clip            `CLIPModel`, zero-shot
-plain           tests/plain.py: `transformers`' own layers, 77 positions, every row of every block, nothing kept
+plain           `perlclip.reference`: `transformers`' own layers, 77 positions, every row of every block, nothing kept
 ours            as the library runs it
 ours, bfloat16  on a CPU: the same in half precision, beside the others in float32
 ours, compiled  the same as a recorded CUDA graph: what `compile="auto"` comes to on CUDA
@@ -39,13 +39,14 @@ from benchmarks.common import (
     frozen_storages,
     kept_for_backward,
     machine,
+    remember,
     write_csv,
 )
 from benchmarks.speed_figure import draw_growth
 from perlclip.backbone.accel.cuda_graphs import Recorded
 from perlclip.methods import Method, create_method
 from perlclip.methods.base import ClassState
-from perlclip.reference.perl import PlainPerl, padded
+from perlclip.reference import plain_form
 
 COLUMNS = (
     "work", "size", "variant", "ms", "quartile_range_ms", "runs", "peak_MiB", "kept_MiB", "time_over_plain",
@@ -68,22 +69,15 @@ class Forms:
         self.device, self.dtype = device, dtype
         self.clip, backbone = build(device, dtype)
         self.ours: Method = create_method("perl", backbone, steps=steps)
-        self.plain = PlainPerl(self.clip, self.ours.projectors, steps, DEPTH, self.ours.config.anchor)
+        self.plain = plain_form("perl")(self.clip, backbone.tokenizer, self.ours)
+        self.plain.tokenise = remember(self.plain.tokenise)  # the tokenizer is not timed
 
     def pixels(self, batch: int) -> Tensor:
         generator = torch.Generator().manual_seed(batch)
         return torch.randn(batch, 3, 224, 224, generator=generator).to(self.device, self.dtype)
 
-    def ids(self, count: int) -> tuple[Tensor, Tensor]:
-        ids, eos = padded(self.ours.backbone, prompts(count))
-        return ids.to(self.device), eos.to(self.device)
-
-    def plain_image(self, pixels: Tensor) -> Tensor:
-        rows = torch.zeros(len(pixels), dtype=torch.long, device=self.device)
-        return self.plain.project("vision", self.plain.states("vision", pixels, rows)[-1])
-
-    def plain_text(self, ids: Tensor, eos: Tensor) -> Tensor:
-        return self.plain.project("text", self.plain.states("text", ids, eos)[-1])
+    def plain_text(self, count: int) -> Tensor:
+        return self.plain.text(prompts(count), "{}")
 
 
 class Bench:
@@ -126,7 +120,7 @@ class Bench:
         pixels, half = self.forms.pixels(batch), self.half.pixels(batch)
         cases: dict[str, Work] = {
             "clip": lambda: self.forms.clip.get_image_features(pixel_values=pixels),
-            "plain": lambda: self.forms.plain_image(pixels),
+            "plain": lambda: self.forms.plain.image(pixels),
             "ours": lambda: self.forms.ours.encode_image(pixels),
         }
         if self.cuda:
@@ -140,11 +134,11 @@ class Bench:
             self.record("text", count, self.clock(self.text_cases(count, state)), text_operations(state))
 
     def text_cases(self, count: int, state: ClassState) -> dict[str, Work]:
-        (ids, eos), ours = self.forms.ids(count), self.forms.ours
+        (ids, _), ours = self.forms.plain.tokenise(prompts(count)), self.forms.ours
         groups = ours.backbone.tokenize(state.classes.prompts()).by_length()
         return {
             "clip": lambda: self.forms.clip.get_text_features(input_ids=ids),
-            "plain": lambda: self.forms.plain_text(ids, eos),
+            "plain": lambda: self.forms.plain_text(count),
             "ours": lambda: ours.encode_text(ours.prepare_tokens(state.classes, groups)),
             "ours, again": recorded(lambda: ours.encode_text(state)),
         }
@@ -259,12 +253,12 @@ class Bench:
     def check_closeness(self) -> None:
         """Ours in half precision is as close to float32 as the plain form is."""
         exact, rough = Forms(self.device, torch.float32), self.half
-        pixels, (ids, eos) = exact.pixels(8), exact.ids(64)
-        wanted = torch.cat([exact.plain_image(pixels), exact.plain_text(ids, eos)])
+        pixels = exact.pixels(8)
+        wanted = torch.cat([exact.plain.image(pixels), exact.plain_text(64)])
         few = pixels.to(rough.dtype)
         state = rough.ours.class_state(prompts(64))
         found = {
-            "plain": [rough.plain_image(few), rough.plain_text(ids, eos)],
+            "plain": [rough.plain.image(few), rough.plain_text(64)],
             "ours": [rough.ours.encode_image(few), rough.ours.encode_text(state)],
         }
         if self.cuda:
@@ -276,7 +270,7 @@ class Bench:
         self.say(f"largest distance to float32, {rough.dtype}: " + ", ".join(f"{n} {d:.2e}" for n, d in off.items()))
         if max(off.values()) > 2 * off["plain"]:
             raise SystemExit("ours is further from float32 than twice the plain form")
-        same = self.forms.ours.encode_image(pixels.to(self.dtype)) - self.forms.plain_image(pixels.to(self.dtype))
+        same = self.forms.ours.encode_image(pixels.to(self.dtype)) - self.forms.plain.image(pixels.to(self.dtype))
         self.say(f"largest difference of a number, ours to plain in {self.dtype}: {same.abs().max().item():.1e}")
 
 
@@ -307,11 +301,11 @@ def recording_peak(work: Work) -> float:
 
 
 def step_losses(forms: Forms, count: int) -> dict[str, Callable[[], Tensor]]:
-    ids, eos = forms.ids(count)
     pixels, labels = forms.pixels(BATCH), torch.arange(BATCH, device=forms.device)
-    state = forms.ours.class_state(prompts(count))
+    names = prompts(count)
+    state = forms.ours.class_state(names)
     return {
-        "plain": lambda: forms.plain.loss(pixels, labels, ids, eos),
+        "plain": lambda: forms.plain.loss(pixels, labels, names, "{}"),
         "ours": lambda: forms.ours.loss(pixels, labels, state),
     }
 

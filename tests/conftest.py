@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 import perlclip
-from perlclip.reference.perl import byte_vocabulary
+from tests.common import byte_vocabulary
 
 # Whoever starts the tests in the background has Ctrl-C ignored, and the tests of Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -27,8 +27,8 @@ from perlclip.data.toybox import render, sample_scenes
 from perlclip.data.toybox.render import paint
 from perlclip.data.toybox.world import SHAPES
 from perlclip.text.classes import Classes
+from tests.cli.test_cli import run
 from tests.conftest import draw_tree
-from tests.test_cli import run
 
 PROMPTS = ["a red thing", "a green thing", "something blue", "x"]
 

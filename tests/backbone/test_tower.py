@@ -7,9 +7,8 @@ from transformers import CLIPModel
 from perlclip.backbone import Refinement
 from perlclip.backbone.clip import length_groups
 from perlclip.backbone.tower import Rows
-from perlclip.reference.perl import padded
+from tests.common import CLOSE, padded
 
-CLOSE = dict(atol=1e-5, rtol=1e-5)
 CLASS_LISTS = {"alike": ["cat", "dog"], "mixed": ["ox", "a photo of a bird of paradise.", "eel"], "single": ["a"]}
 
 

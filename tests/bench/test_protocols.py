@@ -18,9 +18,9 @@ from perlclip.bench.run import list_fingerprint
 from perlclip.bench.store import RECORD, Run, Store
 from perlclip.data import DataSet, ImageSet
 from perlclip.data.suites import SUITES
-from tests.test_catalog import minis  # noqa: F401 (a fixture)
-from tests.test_cli import fails, run
-from tests.test_runs import NAMES, grid, load, numbers, one_thread, weights  # noqa: F401 (a fixture)
+from tests.bench.test_runs import NAMES, grid, load, numbers, one_thread, weights  # noqa: F401 (a fixture)
+from tests.cli.test_cli import fails, run
+from tests.data.test_catalog import minis  # noqa: F401 (a fixture)
 
 TRANSFER = ("cross-dataset", "domain-shift")
 

@@ -16,8 +16,8 @@ from perlclip.bench.executors import ray as executor_ray
 from perlclip.bench.executors.local import Machines, run_all
 from perlclip.bench.run import resolve
 from perlclip.bench.store import CHECKPOINT, Store
-from tests.test_cli import fails
-from tests.test_runs import bench, done, grid, install_eagerly, numbers, one_thread, weights, workspace  # noqa: F401
+from tests.bench.test_runs import bench, done, grid, install_eagerly, numbers, one_thread, weights, workspace  # noqa: F401
+from tests.cli.test_cli import fails
 
 ray = pytest.importorskip("ray")
 

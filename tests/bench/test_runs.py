@@ -30,7 +30,7 @@ from perlclip.data import DataSet, ImageSet
 from perlclip.data.suites import SUITES, Suite
 from perlclip.methods.base import config_dict
 from perlclip.report.text import runs_csv
-from tests.test_cli import fails, run
+from tests.cli.test_cli import fails, run
 
 NAMES = ("red paper", "green grass", "blue sky", "white snow")
 COLOURS = ((200, 30, 30), (30, 180, 40), (30, 40, 200), (230, 230, 230))
@@ -274,7 +274,7 @@ CODE = """
 from dataclasses import replace
 from perlclip.bench.executors import local as executor
 from perlclip.cli import main
-from tests.test_runs import install_eagerly
+from tests.bench.test_runs import install_eagerly
 install_eagerly()
 run_all = executor.run_all
 executor.run_all = lambda runs, store, machines: run_all(runs, store, replace(machines, prepare=install_eagerly))

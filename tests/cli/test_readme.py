@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from perlclip.cli import main
+from tests.backbone.test_backbone import HUB_NAME, hub_cache  # noqa: F401 (a fixture)
+from tests.cli.test_cli import run
 from tests.conftest import draw_tree
-from tests.test_backbone import HUB_NAME, hub_cache  # noqa: F401 (a fixture)
-from tests.test_cli import run
 
 MODULES = [
     f"perlclip.{name}"

@@ -12,11 +12,10 @@ from perlclip.backbone.tower import Block
 from perlclip.methods import cocoop
 from perlclip.text.classes import Classes
 from perlclip.text.templates import IMAGENET_7, IMAGENET_60
-from tests.test_plain_methods import loud
+from tests.common import CLOSE, loud
 
 CLASSES = Classes(("red circle", "blue square", "star"), "a photo of a {}.")
 PETS = Classes(("cat", "ox"), "a photo of a {}, a type of pet.")
-CLOSE = dict(atol=1e-5, rtol=1e-5)
 LABELS = torch.tensor([0, 1, 2, 0])
 
 

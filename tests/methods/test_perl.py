@@ -7,49 +7,30 @@ import torch
 from transformers import CLIPModel
 
 import perlclip
-from perlclip.backbone import Backbone
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.methods.perl import Perl
-from perlclip.reference.perl import PlainPerl, padded
+from perlclip.reference.perl import PlainPerl, PlainPerlVariants
+from tests.common import CLOSE, loud, random_pixels
 
 PROMPTS = ["a photo of a cat.", "a photo of a very long named striped animal.", "ox", "a photo of a green tree frog."]
-CLOSE = dict(atol=1e-5, rtol=1e-5)
 
 
-def loud(method: Perl) -> Perl:
-    """Thoughts large enough that a wrong position, order or mask shows far above 1e-5."""
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for p in method.parameters():
-            p.add_(torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.ndim == 2 else 0.3))
-    return method
-
-
-def plain_of(method: Perl) -> PlainPerl:
+def plain_of(method: Perl, form: type[PlainPerl] = PlainPerl) -> PlainPerl:
     clip = CLIPModel.from_pretrained(method.backbone.name, attn_implementation="eager")
-    config = method.config
-    return PlainPerl(
-        clip, method.projectors, config.steps, config.depth, config.anchor, method.specific, config.variant
-    )
-
-
-def pixels_for(backbone: Backbone, batch: int = 3) -> torch.Tensor:
-    size = backbone.preprocess.size
-    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
+    return form(clip, method.backbone.tokenizer, method)
 
 
 @pytest.mark.parametrize("modalities", ["both", "vision", "text"])
 @pytest.mark.parametrize("depth", [0, 3, 7])
 def test_equals_plain_in_logits_loss_and_gradients(any_backbone, modalities, depth):
     method = loud(perlclip.create_method("perl", any_backbone, modalities=modalities, depth=depth, rank=2))
-    plain, pixels, labels = plain_of(method), pixels_for(any_backbone), torch.tensor([0, 2, 1])
-    ids, eos = padded(any_backbone, PROMPTS)
+    plain, pixels, labels = plain_of(method), random_pixels(any_backbone), torch.tensor([0, 2, 1])
     state = method.class_state(PROMPTS)
 
     with torch.no_grad():
-        torch.testing.assert_close(method.trajectory(pixels, state), plain.trajectory(pixels, ids, eos), **CLOSE)
+        torch.testing.assert_close(method.trajectory(pixels, state), plain.trajectory(pixels, PROMPTS, "{}"), **CLOSE)
 
-    ours, theirs = method.loss(pixels, labels, state), plain.loss(pixels, labels, ids, eos)
+    ours, theirs = method.loss(pixels, labels, state), plain.loss(pixels, labels, PROMPTS, "{}")
     torch.testing.assert_close(ours, theirs, **CLOSE)
     gradients = torch.autograd.grad(ours, list(method.parameters()))
     expected = torch.autograd.grad(theirs, list(method.parameters()))
@@ -61,23 +42,23 @@ def test_equals_plain_in_logits_loss_and_gradients(any_backbone, modalities, dep
 def test_thoughts_in_the_last_block_only(backbone):
     """J = L - 1: the first refinement block is also the last one, which is read at one row."""
     method = loud(perlclip.create_method("perl", backbone, depth=backbone.vision.depth - 1))
-    plain, pixels = plain_of(method), pixels_for(backbone)
+    plain, pixels = plain_of(method), random_pixels(backbone)
     with torch.no_grad():
         got = method.trajectory(pixels, method.class_state(PROMPTS))
-        torch.testing.assert_close(got, plain.trajectory(pixels, *padded(backbone, PROMPTS)), **CLOSE)
+        torch.testing.assert_close(got, plain.trajectory(pixels, PROMPTS, "{}"), **CLOSE)
 
 
 def test_no_steps_is_zero_shot_clip(any_backbone):
     method = perlclip.create_method("perl", any_backbone, steps=0)
     zero_shot = perlclip.create_method("zero-shot", any_backbone)
-    pixels = pixels_for(any_backbone)
+    pixels = random_pixels(any_backbone)
     with torch.no_grad():
         got = method.logits(pixels, method.class_state(PROMPTS))
         torch.testing.assert_close(got, zero_shot.logits(pixels, zero_shot.class_state(PROMPTS)), **CLOSE)
 
 
 def test_trajectory_begins_at_zero_shot_and_ends_at_the_logits(backbone):
-    method, pixels = loud(perlclip.create_method("perl", backbone)), pixels_for(backbone)
+    method, pixels = loud(perlclip.create_method("perl", backbone)), random_pixels(backbone)
     zero_shot = perlclip.create_method("zero-shot", backbone)
     with torch.no_grad():
         state = method.class_state(PROMPTS)
@@ -101,7 +82,7 @@ def test_every_step_re_includes_all_earlier_thoughts(backbone, monkeypatch):
 
     monkeypatch.setattr(perlclip.backbone.Refinement, "pool", spy)
     with torch.no_grad():
-        method.encode_image(pixels_for(backbone))
+        method.encode_image(random_pixels(backbone))
     assert [front.shape[1] for front in seen] == [1, 2, 3, 4]
     for earlier, later in pairwise(seen):
         assert torch.equal(later[:, :-1], earlier)
@@ -119,7 +100,7 @@ def test_readout_is_always_the_original_row(backbone, monkeypatch):
 
     monkeypatch.setattr(perlclip.backbone.Tower, "read", spy)
     with torch.no_grad():
-        method.logits(pixels_for(backbone, 2), method.class_state(["ox", "a cat"]))
+        method.logits(random_pixels(backbone, 2), method.class_state(["ox", "a cat"]))
     eos = [3, 5]  # one token a letter: SOS o x EOS
     assert sorted(rows) == sorted([[0 + k, 0 + k] for k in range(5)] + [[eos[0] + k, eos[1] + k] for k in range(5)])
 
@@ -132,7 +113,7 @@ def test_gradient_never_reaches_the_frozen_part(backbone):
     state = method.class_state(PROMPTS)
     assert not any(group.h0_BD.requires_grad for group in state.groups)
     assert not any(group.refinement.x_BND.requires_grad for group in state.groups)
-    method.loss(pixels_for(backbone), torch.tensor([0, 1, 2]), state).backward()
+    method.loss(random_pixels(backbone), torch.tensor([0, 1, 2]), state).backward()
     for side, weights in before.items():
         for name, p in getattr(backbone, side).named_parameters():
             assert p.grad is None and not p.requires_grad
@@ -140,7 +121,7 @@ def test_gradient_never_reaches_the_frozen_part(backbone):
 
 
 def test_pixels_can_ask_for_gradients(backbone):
-    method, pixels = perlclip.create_method("perl", backbone), pixels_for(backbone).requires_grad_()
+    method, pixels = perlclip.create_method("perl", backbone), random_pixels(backbone).requires_grad_()
     method.logits(pixels, method.class_state(PROMPTS)).sum().backward()
     assert pixels.grad is not None and pixels.grad.abs().max() > 0
 
@@ -184,12 +165,11 @@ VARIANTS = [
 def test_variants_equal_the_plain_form(any_backbone, settings):
     """Thoughts of every depth and step where they belong; depth 9 is the last block of one of these towers."""
     method = loud(perlclip.create_method("perl", any_backbone, **settings))
-    plain, pixels, labels = plain_of(method), pixels_for(any_backbone), torch.tensor([0, 2, 1])
-    ids, eos = padded(any_backbone, PROMPTS)
+    plain, pixels, labels = plain_of(method, PlainPerlVariants), random_pixels(any_backbone), torch.tensor([0, 2, 1])
     state = method.class_state(PROMPTS)
     with torch.no_grad():
-        torch.testing.assert_close(method.trajectory(pixels, state), plain.trajectory(pixels, ids, eos), **CLOSE)
-    ours, theirs = method.loss(pixels, labels, state), plain.loss(pixels, labels, ids, eos)
+        torch.testing.assert_close(method.trajectory(pixels, state), plain.trajectory(pixels, PROMPTS, "{}"), **CLOSE)
+    ours, theirs = method.loss(pixels, labels, state), plain.loss(pixels, labels, PROMPTS, "{}")
     parameters = list(method.parameters())
     for got, want in zip(*(torch.autograd.grad(loss, parameters) for loss in (ours, theirs)), strict=True):
         assert (got - want).abs().max() <= max(1e-5, 1e-3 * want.abs().max())

@@ -1,16 +1,20 @@
-"""Every method against its plain form, written apart from it (`plain_prompts.py`, `plain_multimodal.py`)."""
+"""Every method against its plain form in `perlclip.reference`, written apart from it."""
+
+import subprocess
+import sys
 
 import pytest
 import torch
 from transformers import CLIPModel
 
 import perlclip
-from perlclip.reference.perl import PLAIN
+from perlclip.reference import FORMS, plain_form
 from perlclip.text.classes import Classes
+from tests.common import CLOSE, loud, random_pixels
 
-TWO_BRANCHES = ("mmrl", "mmrl++")
 # Settings under which a method takes another way through the code.
 SETTINGS = {
+    "perl": [{}],
     "coop": [{}, dict(tokens=7, init="")],
     "cocoop": [{}],
     "kgcoop": [dict(weight=3.0)],
@@ -27,7 +31,6 @@ SETTINGS = {
     "mmrl++": [{}, dict(beta=1.0), dict(beta=0.3, start=8, rank=2, head_rank=5)],
 }  # fmt: skip
 CASES = [(name, settings) for name, several in SETTINGS.items() for settings in several]
-CLOSE = dict(atol=1e-5, rtol=1e-5)
 CLASS_LISTS = {
     "beginning alike": Classes(("cat", "cattle", "very long striped horse", "ox"), "a photo of a {}, a type of pet."),
     "name first": Classes(("banded", "dotted", "lined"), "{} texture."),
@@ -35,46 +38,41 @@ CLASS_LISTS = {
 }
 
 
-def loud(method):
-    """Parameters large enough that a wrong position, order or mask shows far above 1e-5."""
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for p in method.parameters():
-            p.add_(torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.ndim > 1 else 0.3))
-    return method
-
-
 @pytest.fixture
 def make(any_backbone):
     def pair(name, settings):
         method = loud(perlclip.create_method(name, any_backbone, **settings))
         clip = CLIPModel.from_pretrained(any_backbone.name, attn_implementation="eager")
-        return method, PLAIN[name](clip, any_backbone.tokenizer, method)
+        return method, plain_form(name)(clip, any_backbone.tokenizer, method)
 
     return pair
 
 
 @pytest.fixture
 def pixels(any_backbone):
-    size = any_backbone.preprocess.size
-    return torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
+    return random_pixels(any_backbone)
 
 
 def test_every_trained_method_has_a_plain_form():
-    assert {*PLAIN, "perl", "zero-shot"} == set(perlclip.list_methods())
+    assert set(FORMS) == set(perlclip.list_methods())
+    with pytest.raises(perlclip.PerlclipError, match="did you mean 'tcp'"):
+        plain_form("tpc")
+
+
+def test_the_plain_forms_are_found_without_importing_torch():
+    lines = "import sys, perlclip.reference as r; r.FORMS; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", lines], check=True)
 
 
 @pytest.mark.parametrize("classes", CLASS_LISTS.values(), ids=CLASS_LISTS)
-@pytest.mark.parametrize(("name", "settings"), CASES)
+@pytest.mark.parametrize(("name", "settings"), [("zero-shot", {}), *CASES])
 def test_logits_equal_the_plain_form(make, pixels, name, settings, classes):
     method, plain = make(name, settings)
     with torch.no_grad():
-        for novel in (False, True) if name in TWO_BRANCHES else (False,):
+        for novel in (False, True):
             got = method.logits(pixels, method.class_state(classes, novel=novel))
-            branch = dict(novel=novel) if name in TWO_BRANCHES else {}
-            torch.testing.assert_close(
-                got, plain.logits(pixels, list(classes.names), classes.template, **branch), **CLOSE
-            )
+            want = plain.logits(pixels, list(classes.names), classes.template, novel=novel)
+            torch.testing.assert_close(got, want, **CLOSE)
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)

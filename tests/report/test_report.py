@@ -21,8 +21,8 @@ from perlclip.report.statistics import DRAWS, draws
 from perlclip.report.tables import Cell, Column, Line, Table, beside, number
 from perlclip.report.text import escaped
 from perlclip.report.write import write_report
+from tests.cli.test_cli import fails, run
 from tests.report.reports import analysis_files, damage, identity, markdown_tables, put
-from tests.test_cli import fails, run
 
 CLIP = "openai/clip-vit-base-patch16"
 SETS = [*dict.fromkeys(row.dataset for row in published() if row.dataset != "average")]  # the paper's fifteen

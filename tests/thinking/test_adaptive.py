@@ -18,9 +18,10 @@ from perlclip.thinking.choice import choose
 from perlclip.thinking.limits import Budget, Deadline, Pace
 from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, Policy, image_trajectory, settled, simulate
 from perlclip.thinking.thresholds import Thresholds
+from tests.cli.test_cli import QUICK, fails, run
+from tests.common import CLOSE, loud, random_pixels
 from tests.conftest import draw_tree
-from tests.test_cli import QUICK, fails, run
-from tests.test_perl import CLOSE, PROMPTS, loud, pixels_for
+from tests.methods.test_perl import PROMPTS
 
 AT_ONCE = Policy(first=0.0, lead=0.0)
 
@@ -37,7 +38,7 @@ def state(method):
 
 @pytest.fixture(scope="module")
 def pixels(backbone):
-    return pixels_for(backbone, 40)
+    return random_pixels(backbone, 40)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_no_thinking_and_all_of_it(method, pixels, state, logits_KBC):
 
 @pytest.mark.parametrize("settings", [dict(variant="layerstep", depth=[3, 7], steps=2), dict(modalities="vision")])
 def test_variants_stop_as_foretold(backbone, settings):
-    method, pixels = loud(perlclip.create_method("perl", backbone, **settings)), pixels_for(backbone, 12)
+    method, pixels = loud(perlclip.create_method("perl", backbone, **settings)), random_pixels(backbone, 12)
     state = method.class_state(PROMPTS)
     with torch.no_grad():
         logits_KBC = image_trajectory(method, pixels, state)

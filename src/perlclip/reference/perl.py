@@ -1,121 +1,96 @@
-"""PERL without shortcuts: `transformers`' own layers, every position, every row, nothing kept between calls.
+"""PERL as the paper writes it: Eq. 1 to 4, the trajectory and the loss; variants below."""
 
-The yardstick of `test_perl.py` and of the benchmarks, as `PLAIN` is for the other methods.
-"""
+from itertools import pairwise
+from typing import Any
 
 import torch
-from tokenizers.pre_tokenizers import ByteLevel
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
-from transformers import CLIPModel
 
-from perlclip.reference import multimodal as plain_multimodal
-from perlclip.reference import prompts as plain_prompts
-
-# The other methods, written apart from the library; PERL is below.
-PLAIN = {
-    "coop": plain_prompts.PlainCoOp,
-    "cocoop": plain_prompts.PlainCoCoOp,
-    "kgcoop": plain_prompts.PlainKgCoOp,
-    "provp": plain_prompts.PlainProVP,
-    "tcp": plain_prompts.PlainTCP,
-    "maple": plain_multimodal.PlainMaPLe,
-    "promptsrc": plain_multimodal.PlainPromptSRC,
-    "mma": plain_multimodal.PlainMMA,
-    "mmrl": plain_multimodal.PlainMMRL,
-    "mmrl++": plain_multimodal.PlainMMRLpp,
-}
+from perlclip.reference.base import Plain, insert, read, replace
 
 
-class PlainPerl(nn.Module):
-    """The paper's equations, word for word; prompts padded to the whole context."""
+class PlainPerl(Plain):
+    """A frozen CLIP that thinks K times before it answers.
 
-    def __init__(
-        self, clip: CLIPModel, projectors: nn.ModuleDict, steps: int, depth, anchor: float, specific=(), variant=""
-    ) -> None:
-        super().__init__()
-        self.clip, self.projectors = clip.requires_grad_(False).eval(), projectors
-        self.steps, self.anchor, self.variant = steps, anchor, variant
-        self.depths = depth if isinstance(depth, tuple) else (depth,)
-        self.specific = specific
+    Each tower is cut at depth J into a base B (blocks 1..J) and a refinement R (blocks J+1..L). With S = B(x),
 
-    def states(self, side: str, inputs: Tensor, rows_B: Tensor) -> list[Tensor]:
-        """h0..hK as the paper writes them: J + (K+1)(L-J) whole blocks."""
-        base = self.embed(side, inputs)
-        for layer in self.layers(side)[: self.depths[0]]:
-            base = self.call(layer, base, side)
-        thoughts: dict[int, list[Tensor]] = {depth: [] for depth in self.depths}
-        h = [self.pool(side, base, rows_B, thoughts)]
-        for k in range(self.steps if side in self.projectors else 0):
-            for depth in self.depths:
-                thoughts[depth].append(self.think(side, k, depth, h[-1].float()))
-            h.append(self.pool(side, base, rows_B, thoughts))
-        return h
+        h0  = Pool(R(S))                                               the state at CLS or EOS: zero-shot CLIP
+        phi = W2 GELU(W1 LN(h) + b1) + b2                   Eq. 1      all that is trained, one phi per tower
+        zk  = phi(h(k-1))                                   Eq. 2      the thought of step k = 1..K
+        hk  = Pool(R(z1 ‖ … ‖ zk ‖ S))                      Eq. 3      all thoughts so far, before the sequence
+        L   = CE(tau vK TKᵀ, y) + lambda (1 - cos(v0, vK))  Eq. 4      v = pi(h) of an image, T = pi(h) of the classes
+    """
 
-    def think(self, side: str, k: int, depth: int, h: Tensor) -> Tensor:
-        """The shared projector's output, plus that of the depth's, the step's or the pair's own."""
-        used = [self.projectors[side]]
-        j = self.depths.index(depth)
-        if self.variant in ("step", "layer", "layerstep"):
-            used.append(self.specific[side][{"step": k, "layer": j, "layerstep": j * self.steps + k}[self.variant]])
-        return sum(p.up(F.gelu(p.down(p.norm(h)))) for p in used)
+    def states(self, side: str, x_XND: Tensor, row_X: Tensor) -> list[Tensor]:
+        """h0, …, hK: J + (K+1)(L-J) blocks, every row of each. A tower without a projector stays at h0."""
+        assert self.config.variant in ("shared", "early"), "the others are PlainPerlVariants"
+        (J,), K = self.config.depths, self.config.steps
+        S = self.blocks(side, x_XND, 0, J)
+        h, z = [read(self.blocks(side, S, J), row_X)], []
+        for k in range(1, K + 1 if side in self.method.projectors else 1):
+            z.append(self.phi(self.method.projectors[side], h[k - 1]))
+            thought = insert(S, 0, torch.stack(z, 1))
+            h.append(read(self.blocks(side, thought, J), row_X + k))  # CLS and EOS have moved on by k rows
+        return h + [h[0]] * (K + 1 - len(h))
 
-    def pool(self, side: str, x: Tensor, rows_B: Tensor, thoughts: dict[int, list[Tensor]]) -> Tensor:
-        count = len(thoughts[self.depths[0]])
-        for i, layer in enumerate(self.layers(side)):
-            if i in thoughts and count:
-                rows = x if i == self.depths[0] else x[:, count:]
-                x = torch.cat([torch.stack(thoughts[i], 1).to(x.dtype), rows], 1)
-            if i >= self.depths[0]:
-                x = self.call(layer, x, side)
-        return x[torch.arange(len(x)), rows_B + count]
+    def phi(self, projector: Any, h_XD: Tensor) -> Tensor:
+        """Eq. 1, in float32 whatever the tower computes in."""
+        z_XD: Tensor = projector.up(F.gelu(projector.down(projector.norm(h_XD.float()))))
+        return z_XD
 
-    def layers(self, side: str) -> nn.ModuleList:
-        return getattr(self.clip, f"{side}_model").encoder.layers
+    def text_states(self, names: list[str], template: str) -> list[Tensor]:
+        """Of each class, read at the end-of-text row."""
+        ids_CN, end_C = self.tokenise(self.sentences(names, template))
+        return self.states("text", self.embed_text(ids_CN), end_C)
 
-    def embed(self, side: str, inputs: Tensor) -> Tensor:
-        if side == "text":
-            return self.clip.text_model.embeddings(input_ids=inputs)
-        vision = self.clip.vision_model
-        return vision.pre_layrnorm(vision.embeddings(inputs))
+    def image_states(self, pixels: Tensor) -> list[Tensor]:
+        """Of each image, read at the class token."""
+        first_B = torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
+        return self.states("vision", self.embed_image(pixels), first_B)
 
-    @staticmethod
-    def call(layer: nn.Module, x: Tensor, side: str) -> Tensor:
-        n = x.shape[1]
-        mask = torch.full((n, n), float("-inf"), device=x.device, dtype=x.dtype).triu(1)[None, None]
-        out = layer(x, mask if side == "text" else None)
-        return out[0] if isinstance(out, tuple) else out
+    def text(self, names: list[str], template: str) -> Tensor:
+        """T^(K), (C, E)."""
+        return self.project("text", self.text_states(names, template)[-1])
 
-    def project(self, side: str, h: Tensor) -> Tensor:
-        norm = self.clip.text_model.final_layer_norm if side == "text" else self.clip.vision_model.post_layernorm
-        head = self.clip.text_projection if side == "text" else self.clip.visual_projection
-        return F.normalize(head(norm(h)).float(), dim=-1)
+    def image(self, pixels: Tensor) -> Tensor:
+        """v^(K), (B, E)."""
+        return self.project("vision", self.image_states(pixels)[-1])
 
-    def trajectory(self, pixels: Tensor, ids_CN: Tensor, eos_C: Tensor) -> Tensor:
-        v = [
-            self.project("vision", h) for h in self.states("vision", pixels, torch.zeros(len(pixels), dtype=torch.long))
-        ]
-        t = [self.project("text", h) for h in self.states("text", ids_CN, eos_C)]
-        scale = self.clip.logit_scale.exp()
-        return torch.stack([scale * v[min(k, len(v) - 1)] @ t[min(k, len(t) - 1)].T for k in range(self.steps + 1)])
+    def trajectory(self, pixels: Tensor, names: list[str], template: str) -> Tensor:
+        """(K+1, B, C) logits, both towers taken at the same step."""
+        steps = zip(self.image_states(pixels), self.text_states(names, template), strict=True)
+        return torch.stack([self.similarity(self.project("vision", v), self.project("text", t)) for v, t in steps])
 
-    def loss(self, pixels: Tensor, labels: Tensor, ids_CN: Tensor, eos_C: Tensor) -> Tensor:
-        h = self.states("vision", pixels, torch.zeros(len(pixels), dtype=torch.long))
-        v0, v = self.project("vision", h[0]), self.project("vision", h[-1])
-        t = self.project("text", self.states("text", ids_CN, eos_C)[-1])
-        logits = self.clip.logit_scale.exp() * v @ t.T
-        return F.cross_entropy(logits, labels) + self.anchor * (1 - F.cosine_similarity(v0, v).mean())
+    def loss(self, pixels: Tensor, labels: Tensor, names: list[str], template: str) -> Tensor:
+        """Eq. 4."""
+        h = self.image_states(pixels)
+        v0_BE, vK_BE = self.project("vision", h[0]), self.project("vision", h[-1])
+        classification = F.cross_entropy(self.similarity(vK_BE, self.text(names, template)), labels)
+        anchor = 1 - F.cosine_similarity(v0_BE, vK_BE).mean()
+        return classification + float(self.config.anchor) * anchor
 
 
-def padded(backbone, prompts: list[str]) -> tuple[Tensor, Tensor]:
-    """Ids padded to the whole context with EOS, and the first EOS position."""
-    encoded = backbone.tokenizer(prompts, padding="max_length", max_length=backbone.context_length, return_tensors="pt")
-    ids = encoded["input_ids"]
-    return ids, (ids == backbone.tokenizer.eos_token_id).int().argmax(-1)
+class PlainPerlVariants(PlainPerl):
+    """Several depths, and projectors of their own for each step, depth or both, added to the shared one's output."""
 
+    def states(self, side: str, x_XND: Tensor, row_X: Tensor) -> list[Tensor]:
+        """h0, …, hK; thoughts enter at the first depth, and before each later one its own take their rows."""
+        depths, K = self.config.depths, self.config.steps
+        S = self.blocks(side, x_XND, 0, depths[0])
+        h: list[Tensor] = [read(self.blocks(side, S, depths[0]), row_X)]
+        z: list[list[Tensor]] = [[] for _ in depths]
+        for k in range(1, K + 1 if side in self.method.projectors else 1):
+            for j, mine in enumerate(z):
+                mine.append(torch.stack([self.phi(own, h[-1]) for own in self.used(side, j, k)]).sum(0))
+            x_XND = insert(S, 0, torch.stack(z[0], 1))
+            for mine, (start, stop) in zip(z, pairwise((*depths, None)), strict=True):
+                x_XND = self.blocks(side, replace(x_XND, 0, torch.stack(mine, 1)), start, stop)
+            h.append(read(x_XND, row_X + k))
+        return h + [h[0]] * (K + 1 - len(h))
 
-def byte_vocabulary() -> dict[str, int]:
-    """CLIP's vocabulary without merges: one token a letter."""
-    letters = sorted(ByteLevel.alphabet())
-    tokens = letters + [letter + "</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
-    return {token: i for i, token in enumerate(tokens)}
+    def used(self, side: str, j: int, k: int) -> list[Any]:
+        """The projectors of step k at the depth number j."""
+        place = {"step": k - 1, "layer": j, "layerstep": j * self.config.steps + k - 1}.get(self.config.variant)
+        shared = self.method.projectors[side]
+        return [shared] if place is None else [shared, self.method.specific[side][place]]

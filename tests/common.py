@@ -1,0 +1,37 @@
+"""What tests of several folders need: a vocabulary without merges, padded prompts, loud parameters, random pixels."""
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from torch import Tensor
+
+from perlclip.backbone import Backbone
+
+CLOSE = dict(atol=1e-5, rtol=1e-5)
+
+
+def byte_vocabulary() -> dict[str, int]:
+    """CLIP's vocabulary without merges: one token per letter."""
+    letters = sorted(ByteLevel.alphabet())
+    tokens = letters + [letter + "</w>" for letter in letters] + ["<|startoftext|>", "<|endoftext|>"]
+    return {token: i for i, token in enumerate(tokens)}
+
+
+def padded(backbone: Backbone, prompts: list[str]) -> tuple[Tensor, Tensor]:
+    """Ids padded to the whole context with EOS, and the first EOS position."""
+    encoded = backbone.tokenizer(prompts, padding="max_length", max_length=backbone.context_length, return_tensors="pt")
+    ids = encoded["input_ids"]
+    return ids, (ids == backbone.tokenizer.eos_token_id).int().argmax(-1)
+
+
+def loud(method):
+    """Parameters large enough that a wrong position, order or mask shows far above 1e-5."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for p in method.parameters():
+            p.add_(torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.ndim > 1 else 0.3))
+    return method
+
+
+def random_pixels(backbone: Backbone, batch: int = 3) -> Tensor:
+    size = backbone.preprocess.size
+    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
