@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import perlclip
 from perlclip.backbone.accel.cuda_graphs import Recorded
 from perlclip.data.toybox import load_toybox
-from perlclip.methods.recipes import recipe
+from perlclip.methods.registry import find_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 TRAINED = [name for name in perlclip.list_methods() if name != "zero-shot"]
@@ -62,7 +62,7 @@ def test_a_loss_that_is_no_number_leaves_the_parameters_before_it(tiny, shots, m
     monkeypatch.setattr(type(method), "loss", breaks)
     with pytest.raises(perlclip.PerlclipError, match="the loss became nan at step 3"):
         perlclip.fit(
-            method, shots, recipe=replace(recipe("coop", "fast"), optimizer=optimizer), compile="off", progress=False
+            method, shots, recipe=replace(find_recipe("coop", "fast")[0], optimizer=optimizer), compile="off", progress=False
         )
     torch.testing.assert_close(method.context.detach(), seen[2], rtol=0, atol=0)
 
@@ -86,7 +86,7 @@ def test_training_is_taken_up_again(tiny, shots, tmp_path, strict):
     from dataclasses import replace
 
     whole, halves = (perlclip.create_method("perl", tiny) for _ in range(2))
-    long = replace(recipe("perl", "fast", "tiny"), epochs=2)
+    long = replace(find_recipe("perl", "fast", "tiny")[0], epochs=2)
     perlclip.fit(whole, shots, recipe=long, progress=False)
     file = tmp_path / "checkpoint.safetensors"
 

@@ -5,7 +5,7 @@ import torch
 from transformers import CLIPModel
 
 from perlclip.backbone import Refinement
-from perlclip.backbone.clip import length_groups
+from perlclip.backbone.tokens import length_groups
 from perlclip.backbone.tower import Rows
 from tests.common import CLOSE, padded
 

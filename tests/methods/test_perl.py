@@ -221,7 +221,7 @@ def test_class_texts_in_groups_by_length_equal_those_in_one(backbone, monkeypatc
     names = [f"x{i}" for i in range(30)] + [f"an animal with quite a long name, number {i}" for i in range(3)] + ["y"]
     method = perlclip.create_method("perl", backbone)
     grouped = method.class_state(names)
-    monkeypatch.setattr("perlclip.backbone.clip.ROWS_A_GROUP", {False: 10**6, True: 10**6})
+    monkeypatch.setattr("perlclip.backbone.tokens.ROWS_A_GROUP", {False: 10**6, True: 10**6})
     together = method.class_state(names)
     assert (len(grouped.groups), len(together.groups)) == (2, 1)
     rows = sum(group.refinement.x_BND[..., 0].numel() for group in grouped.groups)

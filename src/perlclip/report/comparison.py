@@ -17,7 +17,7 @@ import numpy as np
 from perlclip.bench.store import UNTRAINED
 from perlclip.data.coop.catalog import dataset_names
 from perlclip.data.toybox import toybox_names
-from perlclip.methods.base import list_methods
+from perlclip.methods import list_methods
 from perlclip.methods.perl import PerlConfig
 from perlclip.report.statistics import Array, resample
 
