@@ -10,7 +10,7 @@ import pytest
 
 import perlclip
 from perlclip.analysis.single import analyze
-from tests.test_analysis import loud_perl
+from tests.analysis.test_analysis import loud_perl
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome to open the page in")
