@@ -17,7 +17,8 @@ from random import Random
 import torch
 
 import perlclip
-from perlclip.data.toybox import load_toybox, toybox_names
+from perlclip.data.suites import SUITES
+from perlclip.data.toybox import load_toybox
 
 HALF, MOST = (0.5, 1.0), (0.8, 1.0)
 CANDIDATES = {
@@ -53,7 +54,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     slowest_first = sorted(CANDIDATES, key=lambda name: -CANDIDATES[name]["epochs"])
-    jobs = [(candidate, name) for candidate in slowest_first for name in toybox_names()[:11]]
+    suite = SUITES["toybox"]
+    jobs = [(candidate, name) for candidate in slowest_first for name in (suite.source, *suite.targets)]
     with options.out.open("w", newline="") as file, get_context("spawn").Pool(options.processes) as pool:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(HEADER)

@@ -1,6 +1,7 @@
 """Files that are either there and whole, or not there."""
 
 import os
+import secrets
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,23 +32,16 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
 
 
 def _stage(path: Path, content: bytes) -> Path:
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:  # a new file of mode 0o666 less the umask, as the system does it
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    return Path(name)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    return temporary
 
 
 def _sync_folder(folder: Path) -> None:

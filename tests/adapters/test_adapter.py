@@ -3,16 +3,20 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file, save
 
 import perlclip
 from perlclip import PerlclipError
-from perlclip.adapters.folder import CARD, CONFIG, WEIGHTS
+from perlclip.adapters.card import model_card
+from perlclip.adapters.folder import CARD, CONFIG, WEIGHTS, read_info
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
@@ -50,8 +54,10 @@ def test_the_adapter_of_vit_b16_has_26_kb(tmp_path):
 
 def test_the_card_says_what_one_needs(folder, backbone):
     card = (folder / CARD).read_text()
+    header = ModelCard.load(folder / CARD).data
+    assert (header.library_name, header.base_model) == ("perlclip", backbone.name)
+    assert header.pipeline_tag == "zero-shot-image-classification" and "perl" in header.tags
     for words in (
-        "library_name: perlclip",
         "- green grass",
         "81.25",
         "0.001",
@@ -60,6 +66,18 @@ def test_the_card_says_what_one_needs(folder, backbone):
     ):
         assert words in card
     assert f'Classifier.from_pretrained("{folder.name}")' in card
+
+
+@pytest.mark.parametrize("name", ["/data/my: clip #1", "- clip", "'it''s'", "x" * 200 + " y", "été", "no", "1.0"])
+def test_any_name_of_a_backbone_survives_the_cards_header(folder, name):
+    info = read_info(folder) | {"base_model_name_or_path": name}
+    card = ModelCard(model_card(info, "title"))
+    assert card.data.base_model == name and card.text.lstrip().startswith("# title")
+
+
+def test_importing_waits_for_no_hub():
+    words = "import sys, perlclip, perlclip.cli, perlclip.adapters.card; print('huggingface_hub' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", words], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_truncated_anywhere_is_refused(folder, backbone):

@@ -18,7 +18,6 @@ from perlclip.analysis.cases import instructive, overlay
 from perlclip.analysis.drift import TRANSITIONS, drift, transitions
 from perlclip.analysis.evidence import contributions, evidence_maps, share_inside, split_layer
 from perlclip.analysis.single import analyze
-from perlclip.analysis.sources import labelled_images
 from perlclip.analysis.stores import analyze_store
 from perlclip.analysis.trajectories import Curve, Trajectories, calibration, curves, logit_steps, measure, text_steps
 from perlclip.backbone.tower import Rows
@@ -366,7 +365,7 @@ def test_explain_draws_every_image(adapter_folder, tree, tmp_path):
         (["explain", "{perl}", "{image}", "--class", "rad"], "unknown class 'rad'; did you mean 'red'?"),
         (["analyze", "{perl}"], "is no folder of runs; to analyze an adapter, name DATA as well"),
         (["analyze", "{perl}", "toybox:tiny_toy"], "did you mean 'tiny_toys'?"),
-        (["analyze", "{perl}", "toybox:tiny_toys/old"], "unknown part of a toybox set 'old'"),
+        (["analyze", "{perl}", "toybox:tiny_toys/old"], "unknown part of a data set 'old'"),
         (["analyze", "{perl}", "{tree}/nowhere"], "no such file or folder"),
     ],
 )
@@ -376,20 +375,6 @@ def test_errors_are_sentences(words, sentence, adapter_folder, backbone, tree, t
     places = dict(coop=tmp_path / "coop", perl=adapter_folder, tree=tree, image=tree / "red" / "0.png")
     result = run(*(word.format(**places) for word in words), "--out", str(tmp_path / "out"), "--device", "cpu")
     assert result.exit_code == 1 and sentence in result.output, result.output
-
-
-def test_drawn_sets_are_cut_to_the_adapters_classes(tiny):
-    data = perlclip.data.toybox.load_toybox("noisy_shapes")
-    adapter = perlclip.Adapter(
-        method=None, class_names=data.test.base().class_names[::-1], template=data.template, info={}
-    )
-    images = labelled_images("toybox:noisy_shapes", adapter)
-    assert images.class_names == adapter.class_names and len(images) == len(data.test.base())
-    base = data.test.base()
-    assert [images.class_names[i] for i in images.labels] == [base.class_names[i] for i in base.labels]
-    assert len(labelled_images("toybox:noisy_shapes/novel", adapter)) == len(data.test.novel())
-    assert len(labelled_images("toybox:noisy_shapes", replace(adapter, class_names=("cat",)))) == len(data.test)
-    assert len(labelled_images("toybox:noisy_shapes", adapter, split="val")) == len(data.val.base())
 
 
 # ---- runs of a benchmark ----

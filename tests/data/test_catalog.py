@@ -13,7 +13,8 @@ from PIL import Image
 
 import perlclip
 from perlclip import PerlclipError, dataset_names, load_dataset
-from perlclip.data import catalog, check_dataset, few_shot_split, load_shots, read_image
+from perlclip.data import check_dataset, few_shot_split, load_shots, read_image
+from perlclip.data.coop import catalog
 from tests.cli.test_cli import fails, run
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

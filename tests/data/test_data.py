@@ -15,7 +15,7 @@ from transformers import CLIPImageProcessorPil
 import perlclip
 from perlclip import ImageSet, PerlclipError
 from perlclip.backbone.preprocess import Preprocess, random_box
-from perlclip.data.folder import load_images, match_classes, read_class_names, train_val
+from perlclip.data import for_classes, load_images, read_class_names, train_val
 from perlclip.data.images import read_image
 from perlclip.data.loading import epoch_order, random_views
 from tests.conftest import COLOURS, draw_tree
@@ -108,9 +108,9 @@ def test_halves_are_the_first_classes_rounded_up():
 
 def test_labels_follow_the_adapters_order():
     data = numbered({"red": 1, "green grass": 1})
-    assert match_classes(data, ["green_grass", "blue", "red"]).labels == [2, 0]
+    assert for_classes(data, ["green_grass", "blue", "red"]).labels == [2, 0]
     with pytest.raises(PerlclipError, match="unknown class 'red'; did you mean 'reed'"):
-        match_classes(data, ["reed", "green grass"])
+        for_classes(data, ["reed", "green grass"])
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,11 @@
 """The model card of an adapter: what it is, what it was trained on and how, how good it is, how to load it."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 _CARD = """\
 ---
-library_name: perlclip
-base_model: {base_model}
-pipeline_tag: zero-shot-image-classification
-tags: [perlclip, {method}, few-shot, clip]
+{header}
 ---
 
 # {title}
@@ -51,8 +47,16 @@ Prompt: `{template}`
 
 def model_card(info: Mapping[str, Any], title: str) -> str:
     """The card as Markdown with the YAML header that model hubs read."""
+    from huggingface_hub import ModelCardData  # only who saves an adapter waits for it
+
+    header = ModelCardData(
+        library_name="perlclip",
+        base_model=info["base_model_name_or_path"],
+        pipeline_tag="zero-shot-image-classification",
+        tags=["perlclip", info["method"], "few-shot", "clip"],
+    )
     return _CARD.format(
-        base_model=json.dumps(info["base_model_name_or_path"]),
+        header=header.to_yaml(),
         backbone=info["base_model_name_or_path"],
         method=info["method"],
         title=title,

@@ -12,7 +12,7 @@ from perlclip.analysis.trajectories import require_perl
 from perlclip.errors import unknown_name
 from perlclip.files import write_files
 from perlclip.progress import progress_bar
-from perlclip.text.classes import Classes
+from perlclip.text.classes import Classes, are_novel, spelling, spoken
 
 
 def explain(
@@ -27,16 +27,17 @@ def explain(
 ) -> list[Case]:
     """Write `NAME.png`, `NAME.svg` and `NAME.json` for each image; `shown` is a class to map besides the answer."""
     method = require_perl(adapter.method)
-    names = [name.replace("_", " ") for name in class_names or adapter.class_names]
-    if shown and shown.replace("_", " ") not in names:
+    names = [spoken(name) for name in class_names or adapter.class_names]
+    mapped = next((name for name in names if spelling(name) == spelling(shown)), "")
+    if shown and not mapped:
         raise unknown_name("class", shown, names)
-    novel = not set(names) <= {name.replace("_", " ") for name in adapter.class_names}
+    novel = are_novel(names, adapter.class_names)
     state = method.class_state(Classes.spoken(names, template or adapter.template), novel=novel)
     cases = []
     with progress_bar("explain", len(images)) as bar:
         for path, stem in zip(images, _stems(images), strict=True):
             wanted = [Wanted(image=path, name=path.name)]
-            (case,) = look_into(method, wanted, names, state, how=how, shown=shown.replace("_", " "))
+            (case,) = look_into(method, wanted, names, state, how=how, shown=mapped)
             drawn = draw_case(case, stem)
             numbers = {"how": how, **case.numbers(), "image": str(path)}
             content = (json.dumps(numbers, ensure_ascii=False) + "\n").encode()

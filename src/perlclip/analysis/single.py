@@ -18,10 +18,10 @@ from perlclip.analysis.chunks import measure_all, spread
 from perlclip.analysis.drawings import Drawing, draw_curves, draw_drift, draw_grid
 from perlclip.analysis.drift import QUANTILES, Drift, drift
 from perlclip.analysis.page import study_page
-from perlclip.analysis.sources import is_novel
 from perlclip.analysis.trajectories import METRICS, Curve, Trajectories, curves, require_perl
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.files import require_writable, write_files
+from perlclip.text.classes import are_novel
 
 MAX_IMAGES = 1000
 CASES = 6  # of each transition
@@ -70,7 +70,7 @@ def analyze(
     """Measure, pick cases, map their evidence, and write everything to `out`; OUT/chunks makes it resumable."""
     method = require_perl(adapter.method)
     require_writable(out)
-    chosen, novel = spread(images, max_images), is_novel(images, adapter)
+    chosen, novel = spread(images, max_images), are_novel(images.class_names, adapter.class_names)
     found = measure_all(adapter, chosen, out / "chunks", novel=novel, workers=workers)
     wanted = [
         Wanted(image=chosen.images[i], name=_name(chosen.images[i], i), label=_label(chosen, i), transition=transition)

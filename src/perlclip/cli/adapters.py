@@ -120,15 +120,13 @@ def eval_(
     steps: Any, max_mean_steps: float | None,
 ) -> None:  # fmt: skip
     """Accuracy of ADAPTER on the labelled images of DATA."""
-    from perlclip.data import load_images, read_class_names
-    from perlclip.data.folder import match_classes
-    from perlclip.text.classes import are_novel
+    from perlclip.data import images_to_test, read_class_names
+    from perlclip.text.classes import Classes, are_novel
 
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
     names = read_class_names(class_names) if class_names else None
-    images = load_images(data, split=split, class_names=names, template=template or loaded.template)
-    if names is None:
-        images = match_classes(images, loaded.class_names)
+    trained = Classes(loaded.class_names, loaded.template)
+    images = images_to_test(data, trained, split=split, class_names=names, template=template)
     novel = are_novel(images.class_names, loaded.class_names)
     policy = loaded.adaptive.within(max_mean_steps) if loaded.adaptive else None
     result = perlclip.evaluate(

@@ -64,18 +64,18 @@ def explain(
 @click.option("--cases", type=NATURAL, default=6, show_default=True, help="Images of each transition in the gallery.")
 @click.option("--split", help="train, val or test, where DATA is split.")
 @click.option("--class-names", type=FOLDER, help="File with names for DATA's classes, as for `perlclip eval`.")
-@click.option("--data", "root", type=FOLDER, metavar="ROOT", help="Of a STORE of suite coop: where the data sets are.")
+@click.option("--data", "root", type=FOLDER, metavar="ROOT", help="Where the data sets of suite coop are.")
 @_look_options
 @backbone_options
 @workers_option
 def analyze(adapter: Path, data: str | None, out: Path, root: Path | None, device: str, **options: Any) -> None:
     """Metrics, drift and evidence by step of a PERL ADAPTER on DATA, or of all PERL runs of a STORE.
 
-    DATA is a folder of class folders, a CSV manifest, or a drawn set: toybox:tiny_toys, toybox:tiny_toys/novel. A
-    STORE is a folder of `perlclip bench`. Stopped? The same command goes on.
+    DATA is a folder of class folders, a CSV manifest, or a set of a suite: toybox:tiny_toys, coop:eurosat; /base or
+    /novel behind it is half of its classes. A STORE is a folder of `perlclip bench`. Stopped? The same command goes on.
     """
     if data is not None:
-        _analyze_data(adapter, data, out, device, **options)
+        _analyze_data(adapter, data, out, root, device, **options)
         return
     from perlclip.analysis import analyze_store
 
@@ -93,19 +93,22 @@ def analyze(adapter: Path, data: str | None, out: Path, root: Path | None, devic
 
 
 def _analyze_data(
-    adapter: Path, data: str, out: Path, device: str, *, max_images: int | None, cases: int, split: str | None,
-    class_names: Path | None, template: str | None, backbone: str | None, how: str, precision: str, workers: int,
+    adapter: Path, data: str, out: Path, root: Path | None, device: str, *, max_images: int | None, cases: int,
+    split: str | None, class_names: Path | None, template: str | None, backbone: str | None, how: str, precision: str,
+    workers: int,
 ) -> None:  # fmt: skip
     from perlclip.analysis.single import MAX_IMAGES, findings
     from perlclip.analysis.single import analyze as analyze_images
-    from perlclip.analysis.sources import labelled_images
     from perlclip.analysis.trajectories import require_perl
-    from perlclip.data import read_class_names
+    from perlclip.data import images_to_test, read_class_names
+    from perlclip.text.classes import Classes
 
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
     require_perl(loaded.method)
     names = read_class_names(class_names) if class_names else None
-    images = labelled_images(data, loaded, split=split, class_names=names, template=template)
+    images = images_to_test(
+        data, Classes(loaded.class_names, loaded.template), split=split, class_names=names, template=template, data=root
+    )
     study = analyze_images(
         loaded, images, out, max_images=max_images or MAX_IMAGES, cases=cases, how=how, workers=workers
     )

@@ -182,17 +182,10 @@ def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
 def _train_and_val(
     data: Path, class_names: Path | None, template: str, shots: int | None, val: int, seed: int
 ) -> "tuple[ImageSet, ImageSet]":
-    from perlclip.data import load_images, read_class_names, train_val
-    from perlclip.data.folder import has_split, match_classes, rename_classes
+    from perlclip.data import read_class_names, train_and_val
 
     names = read_class_names(class_names) if class_names else None
-    pool = load_images(data, template=template)
-    if has_split(data, "val"):
-        held_out = match_classes(load_images(data, split="val", template=template), pool.class_names)
-        train = train_val(pool, shots=shots, val=0, seed=seed)[0]
-    else:
-        train, held_out = train_val(pool, shots=shots, val=val, seed=seed)
-    return (train, held_out) if names is None else (rename_classes(train, names), rename_classes(held_out, names))
+    return train_and_val(data, shots=shots, val=val, seed=seed, class_names=names, template=template)
 
 
 def _recipe(method: str, name: str | None, backbone: str, changes: dict[str, Any]) -> "tuple[str, Recipe]":

@@ -7,46 +7,55 @@ import csv
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from perlclip.data.images import check_image, images_under
-from perlclip.data.sets import ImageSet
-from perlclip.errors import PerlclipError, unknown_name
+from perlclip.data.sets import SPLITS, ImageSet
+from perlclip.errors import PerlclipError
+from perlclip.text.classes import spelling, spoken
 from perlclip.text.templates import DEFAULT_TEMPLATE
 
-SPLITS = ("train", "val", "test")
 Labelled = list[tuple[Path, str]]
+ClassNames = Sequence[str] | Mapping[str, str]  # in sorted folder order, or from folder (or label) to name
 
 
-def load_images(
-    source: str | Path,
-    *,
-    split: str | None = None,
-    class_names: Sequence[str] | Mapping[str, str] | None = None,
-    template: str = DEFAULT_TEMPLATE,
-) -> ImageSet:
+def read_images(source: Path, split: str | None = None, template: str = DEFAULT_TEMPLATE) -> ImageSet:
     """All labelled images of a class-per-folder tree or a CSV manifest, checked by header, in sorted order.
 
-    `class_names` renames the classes: a mapping from folder (or label) to name, or a list in sorted folder order.
-    `split` picks one of train, val and test where the source is split beforehand.
+    `split` picks one of train, val and test where the source is split beforehand: train if not given. The classes are
+    train's, unless there are others.
     """
-    source = Path(source)
-    if not source.exists():
-        raise PerlclipError(f"no such file or folder: {source}")
     labelled = (_read_tree if source.is_dir() else _read_manifest)(source, split)
     labels = sorted({label for _, label in labelled})
+    if split in ("val", "test") and "train" in splits_of(source):
+        trained = labels_of(source)
+        labels = trained if set(labels) <= set(trained) else labels
     number = {label: i for i, label in enumerate(labels)}
     for path, _ in labelled:
         check_image(path)
-    data = ImageSet(
+    return ImageSet(
         images=[path for path, _ in labelled],
         labels=[number[label] for _, label in labelled],
-        class_names=tuple(label.replace("_", " ") for label in labels),
+        class_names=tuple(map(spoken, labels)),
         template=template,
         name=source.stem,
     )
-    return data if class_names is None else rename_classes(data, class_names)
+
+
+def splits_of(source: Path) -> tuple[str, ...]:
+    """The splits that a tree or manifest was given beforehand; none if it was not split."""
+    if source.is_dir():
+        names = [folder.name for folder in _folders(source)]
+        return tuple(names) if set(names) <= set(SPLITS) else ()
+    return tuple(sorted({row["split"] for row in _rows(source)} - {""}))
+
+
+def labels_of(source: Path, split: str | None = None) -> list[str]:
+    """The classes of a tree or manifest as they are written there; the images of a tree are not looked for."""
+    if not source.is_dir():
+        return sorted({label for _, label in _read_manifest(source, split)})
+    there = splits_of(source)
+    return [folder.name for folder in _folders(source / _pick_split(source, split, there) if there else source)]
 
 
 def train_val(pool: ImageSet, *, shots: int | None = None, val: int = 4, seed: int = 1) -> tuple[ImageSet, ImageSet]:
@@ -87,23 +96,14 @@ def read_class_names(path: str | Path) -> list[str] | dict[str, str]:
     return names
 
 
-def has_split(source: str | Path, split: str) -> bool:
-    """Whether a tree or manifest was split beforehand and has that part."""
-    source = Path(source)
-    if source.is_dir():
-        names = {folder.name for folder in _folders(source)}
-        return split in names and names <= set(SPLITS)
-    return any(row.get("split") == split for row in _rows(source))
-
-
 def _read_tree(root: Path, split: str | None) -> Labelled:
-    folders = _folders(root)
-    if folders and all(folder.name in SPLITS for folder in folders):
-        return _read_tree(_pick_split(root, split, [folder.name for folder in folders]), None)
-    if split is not None and split != "train":
+    there = splits_of(root)
+    if there:
+        root = root / _pick_split(root, split, there)
+    elif split not in (None, "train"):
         raise PerlclipError(f"{root} is not split into train, val and test folders, so it has no split {split!r}")
     labelled: Labelled = []
-    for folder in folders:
+    for folder in _folders(root):
         images = images_under(folder)
         if not images:
             raise PerlclipError(f"class folder {folder} holds no images")
@@ -120,11 +120,11 @@ def _folders(root: Path) -> list[Path]:
         raise PerlclipError(f"cannot read folder {root}: {error.strerror or error}") from error
 
 
-def _pick_split(root: Path, split: str | None, there: list[str]) -> Path:
+def _pick_split(source: Path, split: str | None, there: Sequence[str]) -> str:
     split = split or "train"
     if split not in there:
-        raise PerlclipError(f"{root} has no split {split!r}; it has {', '.join(there)}")
-    return root / split
+        raise PerlclipError(f"{source} has no split {split!r}; it has {', '.join(there)}")
+    return split
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -152,25 +152,24 @@ def _read_manifest(path: Path, split: str | None) -> Labelled:
     rows = _rows(path)
     there = sorted({row["split"] for row in rows} - {""})
     if there:
-        _pick_split(path, split, there)
-        rows = [row for row in rows if row["split"] == (split or "train")]
-    elif split is not None and split != "train":
+        split = _pick_split(path, split, there)
+        rows = [row for row in rows if row["split"] == split]
+    elif split not in (None, "train"):
         raise PerlclipError(f"manifest {path} has no 'split' column, so it has no split {split!r}")
     return [(path.parent / row["path"], row["label"]) for row in rows]
 
 
-def rename_classes(data: ImageSet, names: Sequence[str] | Mapping[str, str]) -> ImageSet:
-    """Other names for a set's classes: a mapping from folder (or label) to name, or a list in the set's order."""
-    old = list(data.class_names)
+def renamed(old: Sequence[str], names: ClassNames | None) -> tuple[str, ...]:
+    """Other names for classes: all of them in order, or those that a mapping has by their old name; none: the old."""
     if isinstance(names, Mapping):
-        plain = {key.replace("_", " "): name for key, name in names.items()}
-        unknown = sorted(set(plain) - set(old))
+        new = {spelling(key): name for key, name in names.items()}
+        unknown = sorted(set(new) - set(map(spelling, old)))
         if unknown:
             raise PerlclipError(f"class names are given for {unknown[0]!r}, which is not among the data's classes")
-        return replace(data, class_names=tuple(plain.get(name, name) for name in old))
-    if len(names) != len(old):
+        return tuple(new.get(spelling(name), name) for name in old)
+    if names is not None and len(names) != len(old):
         raise PerlclipError(f"{len(names)} class names given for {len(old)} classes ({', '.join(old[:5])}, …)")
-    return replace(data, class_names=tuple(names))
+    return tuple(old if names is None else names)
 
 
 def _require_shots(pool: ImageSet, shots: int) -> None:
@@ -186,14 +185,3 @@ def _require_shots(pool: ImageSet, shots: int) -> None:
 def _without(pool: ImageSet, taken: list[int]) -> list[int]:
     gone = set(taken)
     return [i for i in range(len(pool)) if i not in gone]
-
-
-def match_classes(data: ImageSet, class_names: Sequence[str]) -> ImageSet:
-    """The same images with labels that count in another list's order; a name not on that list is refused."""
-    order = {name.replace("_", " "): i for i, name in enumerate(class_names)}
-    plain = [name.replace("_", " ") for name in data.class_names]
-    for name in plain:
-        if name not in order:
-            raise unknown_name("class", name, order)
-    labels = [order[plain[label]] for label in data.labels]
-    return replace(data, labels=labels, class_names=tuple(class_names))

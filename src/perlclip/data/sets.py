@@ -2,18 +2,20 @@
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from perlclip.errors import PerlclipError
-from perlclip.text.classes import Classes, check_class_names
+from perlclip.errors import PerlclipError, unknown_name
+from perlclip.text.classes import Classes, check_class_names, spelling
 from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
 
 ImageSource = str | Path | bytes | Image.Image | np.ndarray
+SPLITS = ("train", "val", "test")
 
 
 class FileBytes(bytes):
@@ -119,6 +121,43 @@ class ImageSet:
         return digest.hexdigest()
 
 
+# Classes of a set, as it is asked for with `/base` and so on; labels are counted from the first of them.
+PARTS: dict[str, Callable[[ImageSet], ImageSet]] = {
+    "all": lambda images: images,
+    "base": ImageSet.base,
+    "novel": ImageSet.novel,
+}
+
+
+def for_classes(images: ImageSet, class_names: Sequence[str], *, strict: bool = True) -> ImageSet:
+    """The same images with labels that count in another list's order, names compared however they are spelt.
+
+    A class that is not on the list is refused. Unless `strict`: then a set with all of the list's classes is cut down
+    to them, and one that lacks some is left as it is.
+    """
+    order = {key: i for i, key in enumerate(_keys(class_names))}
+    keys = _keys(images.class_names)
+    unknown = [name for name, key in zip(images.class_names, keys, strict=True) if key not in order]
+    if strict and unknown:
+        raise unknown_name("class", unknown[0], class_names)
+    if not strict and not set(order) <= set(keys):
+        return images
+    kept = images.select(i for i, label in enumerate(images.labels) if keys[label] in order)
+    labels = [order[keys[label]] for label in kept.labels]
+    unique = images.unique_names and not any(nth for _, nth in order)
+    return replace(kept, labels=labels, class_names=tuple(class_names), unique_names=unique)
+
+
+def _keys(names: Sequence[str]) -> list[tuple[str, int]]:
+    """What tells classes apart: the spelling, and for a name that is there twice, which of the two it is."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for plain in map(spelling, names):
+        keys.append((plain, seen[plain]))
+        seen[plain] += 1
+    return keys
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
     """A named data set with its three splits, which share class names and template."""
@@ -138,6 +177,11 @@ class DataSet:
         """The prompt template."""
         return self.train.template
 
+    @property
+    def own_val(self) -> bool:
+        """Whether there are validation images that are not the test images, as they are for ImageNet."""
+        return len(self.val) > 0 and self.val is not self.test
+
 
 def few_shot_split(data: DataSet, shots: int, seed: int) -> tuple[ImageSet, ImageSet]:
     """CoOp's train and val shots, to the file: train first, then min(shots, 4) of val, over all classes, one stream.
@@ -149,8 +193,7 @@ def few_shot_split(data: DataSet, shots: int, seed: int) -> tuple[ImageSet, Imag
         raise PerlclipError(f"shots must be at least 1, got {shots}")
     rng = random.Random(seed)
     train = data.train.few_shot(shots, rng)
-    own_val = len(data.val) and data.val is not data.test
-    return train, data.val.few_shot(min(shots, 4), rng) if own_val else data.val.select([])
+    return train, data.val.few_shot(min(shots, 4), rng) if data.own_val else data.val.select([])
 
 
 def _content(image: ImageSource) -> bytes:

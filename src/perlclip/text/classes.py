@@ -1,49 +1,67 @@
-"""Classes as text: their names, and the sentences the names are put into."""
+"""Classes as text: their names, the sentences the names are put into, when two names are the same, what is novel."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perlclip.errors import PerlclipError
 from perlclip.text.templates import DEFAULT_TEMPLATE
 
+_USUAL = re.compile("(.+)".join(re.escape(words) for words in DEFAULT_TEMPLATE.split("{}")))
+
+
+def spoken(name: str) -> str:
+    """A name as it is said: the underscores of folders and lists are spaces in a sentence."""
+    return name.replace("_", " ")
+
+
+def spelling(name: str) -> str:
+    """What two names have in common if they are one: a tokenizer sees neither case nor how words are spaced."""
+    return " ".join(spoken(name).split()).casefold()
+
 
 @dataclass(frozen=True)
 class Classes:
-    """Class names in label order, and the data set's template; a method with a sentence of its own fills that one."""
+    """Class names in label order, and the data set's template; a method with a sentence of its own fills that one.
+
+    `sentences` are prompts that no template makes; they are said as they are unless another template is asked for.
+    """
 
     names: tuple[str, ...]
     template: str = DEFAULT_TEMPLATE
+    sentences: tuple[str, ...] = ()
 
     def prompts(self, template: str = "") -> list[str]:
         """Each name in the given template, or in the data set's."""
-        return [(template or self.template).format(name) for name in self.names]
+        template = template or self.template
+        if self.sentences and template == self.template:
+            return list(self.sentences)
+        return [template.format(name) for name in self.names]
 
     @classmethod
     def spoken(cls, names: Sequence[str], template: str = DEFAULT_TEMPLATE) -> "Classes":
-        """From names as folders have them: their underscores are spaces in a sentence."""
-        return cls(tuple(name.replace("_", " ") for name in names), template)
+        """From names as folders have them."""
+        return cls(tuple(map(spoken, names)), template)
 
     @classmethod
     def of(cls, classes: "Classes | Sequence[str]") -> "Classes":
-        """From plain prompts: names in the usual template where that is what they are, else texts to be said so."""
+        """From plain prompts: one in the usual template gives its name, any other stands for itself."""
         if isinstance(classes, Classes):
             return classes
         if isinstance(classes, str) or not classes:
             raise PerlclipError(f"a list of class prompts is needed, got {classes!r}")
-        before, after = DEFAULT_TEMPLATE.split("{}")
-        names = tuple(prompt.removeprefix(before).removesuffix(after) for prompt in classes)
-        usual = all(prompt == DEFAULT_TEMPLATE.format(name) for prompt, name in zip(classes, names, strict=True))
-        return cls(names) if usual else cls(tuple(classes), "{}")
+        usual = [_USUAL.fullmatch(prompt) for prompt in classes]
+        names = tuple(found[1] if found else prompt for found, prompt in zip(usual, classes, strict=True))
+        return cls(names) if all(usual) else cls(names, "{}", tuple(classes))
 
 
 def are_novel(names: Sequence[str], trained: Sequence[str]) -> bool:
     """Whether there is a class among the names that was not trained, however it is spelt."""
-    plain = [{name.replace("_", " ").strip().casefold() for name in some} for some in (names, trained)]
-    return not plain[0] <= plain[1]
+    return not set(map(spelling, names)) <= set(map(spelling, trained))
 
 
 def check_class_names(names: Sequence[str], *, unique: bool = True) -> None:
-    """Refuse an empty list, empty names and, if names are to be unique, duplicates (with underscores as spaces)."""
+    """Refuse an empty list, empty names and, if names are to be unique, two that are spelt alike."""
     if isinstance(names, str):
         raise PerlclipError(f"class names must be a list of names, got the one string {names!r}")
     if not names:
@@ -52,7 +70,7 @@ def check_class_names(names: Sequence[str], *, unique: bool = True) -> None:
     for name in names:
         if not isinstance(name, str) or not name.isprintable():  # undecodable bytes of a file name are not printable
             raise PerlclipError(f"class name {name!r} is not a printable text")
-        plain = name.replace("_", " ").strip()
+        plain = spelling(name)
         if not plain:
             raise PerlclipError("a class name is empty")
         if unique and plain in seen:

@@ -25,7 +25,7 @@ from perlclip.data.coop.lists import (
     split_json,
     wnid_folders,
 )
-from perlclip.data.sets import DataSet, ImageSet, few_shot_split
+from perlclip.data.sets import SPLITS, DataSet, ImageSet, few_shot_split
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.progress import progress_bar
 from perlclip.text.templates import DEFAULT_TEMPLATE
@@ -40,6 +40,7 @@ class Entry:
     """One data set: where it lies, how it is read, how its classes are put into words, what to expect of it."""
 
     name: str
+    role: str = "target"  # or "source", or "variant" of the source; see `suites.py`
     folder: str  # below the root that holds all data sets
     images: str  # below the folder; paths in lists are relative to it
     lists: tuple[str, ...]  # files in the folder that say which images and classes there are
@@ -80,6 +81,7 @@ _WNID_NAMES, _WNID_NAMES_FROM = ("classnames.txt",), f"{_DRIVE}1-61f_ol79pViBFDG
 CATALOG = (
     Entry(
         name="imagenet",
+        role="source",
         folder="imagenet",
         images="images",
         lists=_WNID_NAMES,
@@ -143,7 +145,7 @@ CATALOG = (
         name="fgvc_aircraft",
         folder="fgvc_aircraft",
         images="images",
-        lists=("variants.txt", *(f"images_variant_{part}.txt" for part in ("train", "val", "test"))),
+        lists=("variants.txt", *(f"images_variant_{part}.txt" for part in SPLITS)),
         read=aircraft_lists,
         template="a photo of a {}, a type of aircraft.",
         sizes=(100, 3334, 3333, 3333),
@@ -204,6 +206,7 @@ CATALOG = (
     # variants of ImageNet, for testing only
     Entry(
         name="imagenet_v2",
+        role="variant",
         folder="imagenetv2",
         images="imagenetv2-matched-frequency-format-val",
         lists=_WNID_NAMES,
@@ -214,6 +217,7 @@ CATALOG = (
     ),
     Entry(
         name="imagenet_sketch",
+        role="variant",
         folder="imagenet-sketch",
         images="images",
         lists=_WNID_NAMES,
@@ -224,6 +228,7 @@ CATALOG = (
     ),
     Entry(
         name="imagenet_a",
+        role="variant",
         folder="imagenet-adversarial",
         images="imagenet-a",
         lists=_WNID_NAMES,
@@ -234,6 +239,7 @@ CATALOG = (
     ),
     Entry(
         name="imagenet_r",
+        role="variant",
         folder="imagenet-rendition",
         images="imagenet-r",
         lists=_WNID_NAMES,
@@ -247,7 +253,7 @@ _BY_NAME = {entry.name: entry for entry in CATALOG}
 
 
 def dataset_names() -> tuple[str, ...]:
-    """Names of the fifteen: ImageNet, the ten other sets to train on, four variants of ImageNet to test on."""
+    """Names of the fifteen, in the order of the table."""
     return tuple(_BY_NAME)
 
 
@@ -304,8 +310,8 @@ def _image_set(entry: Entry, class_names: tuple[str, ...], root: Path, items: It
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What `check` found: `status` is complete, incomplete or absent."""
+class Check:
+    """What `check_dataset` found: `status` is complete, incomplete or absent."""
 
     name: str
     status: str
@@ -318,15 +324,15 @@ class Report:
         return f"{self.name:16}{self.status}{detail}"
 
 
-def check_dataset(name: str, root: str | Path) -> Report:
+def check_dataset(name: str, root: str | Path) -> Check:
     """Every file of a data set, its class names and its sizes, against what CoOp has."""
     entry, root = _entry(name), _root(root)
     if not (root / entry.folder).is_dir():
-        return Report(name=name, status="absent", where=entry.where)
+        return Check(name=name, status="absent", where=entry.where)
     try:
         data = _load(entry, root / entry.folder)
     except PerlclipError as error:
-        return Report(name=name, status="incomplete", problems=(str(error),), where=entry.where)
+        return Check(name=name, status="incomplete", problems=(str(error),), where=entry.where)
     files = list(dict.fromkeys(str(path) for part in (data.train, data.val, data.test) for path in part.images))
     missing = _missing(name, files)
     problems = (
@@ -335,7 +341,7 @@ def check_dataset(name: str, root: str | Path) -> Report:
         *_wrong_names(data, entry, root / entry.folder / entry.images),
     )
     status = "incomplete" if problems else "complete"
-    return Report(name=name, status=status, problems=problems, missing=len(missing), where=entry.where)
+    return Check(name=name, status=status, problems=problems, missing=len(missing), where=entry.where)
 
 
 def _missing(name: str, files: list[str], chunk: int = 1000) -> list[str]:

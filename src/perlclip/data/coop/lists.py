@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perlclip.data.images import SUFFIXES
+from perlclip.data.sets import SPLITS
 from perlclip.errors import PerlclipError
 
 Items = list[tuple[str, int]]
@@ -34,7 +35,7 @@ Reader = Callable[..., Lists]  # (image root, list file, …)
 def split_json(images: Path, split: Path) -> Lists:
     """CoOp's split files: `{"train": [[path, label, class name], …], "val": …, "test": …}`."""
     parts = read_object(split)
-    names, items = labelled({part: parts.get(part) for part in ("train", "val", "test")}, split)
+    names, items = labelled({part: parts.get(part) for part in SPLITS}, split)
     return Lists(names, *items)
 
 

@@ -41,6 +41,7 @@ class Task:
     """One set of the suite: which attributes its classes name, how many classes, and how its pictures are shifted."""
 
     name: str
+    role: str = "target"  # or "source", or "variant" of the source; see `data/suites.py`
     names: tuple[str, ...]  # the attributes a class name gives
     seen: int  # classes that pre-training has shown as a combination
     unseen: int = 0  # classes that it has not
@@ -51,8 +52,7 @@ class Task:
 _TEXTURED = ("texture", "shape")
 _COLOURED = ("colour", "shape")
 TASKS = (
-    Task(name="toybox", names=_TEXTURED, seen=72, shifts=(("turn", 0.15),)),
-    # targets
+    Task(name="toybox", role="source", names=_TEXTURED, seen=72, shifts=(("turn", 0.15),)),
     Task(name="noisy_shapes", names=("shape",), seen=24, shifts=(("noise", 0.08),)),
     Task(name="cluttered_toys", names=_COLOURED, seen=24, unseen=8, shifts=(("clutter", 0.4),)),
     Task(name="blurred_shapes", names=("shape",), seen=24, shifts=(("blur", 2.5),)),
@@ -70,11 +70,16 @@ TASKS = (
         template="a photo of a {} pattern.",
     ),
     Task(name="tiny_toys", names=_COLOURED, seen=28, unseen=12, shifts=(("shrink", 2.2),)),
-    # variants of the source
-    Task(name="toybox_v2", names=_TEXTURED, seen=72, shifts=(("turn", 0.25), ("shrink", 1.2), ("noise", 0.05))),
-    Task(name="toybox_sketch", names=_TEXTURED, seen=72, shifts=(("sketch", 1.5),)),
-    Task(name="toybox_a", names=_TEXTURED, seen=72, shifts=(("camouflage", 0.4), ("clutter", 0.15))),
-    Task(name="toybox_r", names=_TEXTURED, seen=72, shifts=(("mosaic", 2), ("warm", 0.7))),
+    Task(
+        name="toybox_v2",
+        role="variant",
+        names=_TEXTURED,
+        seen=72,
+        shifts=(("turn", 0.25), ("shrink", 1.2), ("noise", 0.05)),
+    ),
+    Task(name="toybox_sketch", role="variant", names=_TEXTURED, seen=72, shifts=(("sketch", 1.5),)),
+    Task(name="toybox_a", role="variant", names=_TEXTURED, seen=72, shifts=(("camouflage", 0.4), ("clutter", 0.15))),
+    Task(name="toybox_r", role="variant", names=_TEXTURED, seen=72, shifts=(("mosaic", 2), ("warm", 0.7))),
 )
 _BY_NAME = {task.name: task for task in TASKS}
 
@@ -82,7 +87,7 @@ ClassIds = dict[str, int]  # attribute -> id
 
 
 def toybox_names() -> tuple[str, ...]:
-    """Names of the fifteen sets: the source, ten targets, four variants of the source."""
+    """Names of the fifteen sets, in the order of the table."""
     return tuple(_BY_NAME)
 
 
