@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import perlclip
 from perlclip.cli import main
 from tests.conftest import SIZES, build_clip, draw_tree
-from tests.test_data import BAD_IMAGES
+from tests.data.test_data import BAD_IMAGES
 
 QUICK = ["--device", "cpu", "--epochs", "1", "--set", "steps=1", "--set", "depth=9"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perlclip.report.write import write_report
+from tests.cli.test_cli import fails
 from tests.report.reports import BASE, NOVEL, analysis_files, damage, identity, markdown_tables, put
-from tests.test_cli import fails
 
 
 @pytest.fixture
