@@ -106,9 +106,9 @@ def _analyze_data(
     require_perl(loaded.method)
     names = read_class_names(class_names) if class_names else None
     images = labelled_images(data, loaded, split=split, class_names=names, template=template)
-    study = analyze_images(
+    done = analyze_images(
         loaded, images, out, max_images=max_images or MAX_IMAGES, cases=cases, how=how, workers=workers
     )
-    for sentence in findings(study):
+    for sentence in findings(done):
         click.echo(sentence)
     click.echo(f"page: {out / 'index.html'}   numbers: {out / 'analysis.json'}")
