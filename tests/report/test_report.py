@@ -629,14 +629,14 @@ def test_every_row_of_a_figure_is_named_and_looks_different(store):
     """Also thirteen of them, as many as there are methods."""
     perl = sections(store)[0].summary.lines[-1].row
     names = [f"method {i}" for i in range(11)]
-    rows = [replace(perl, method=name) for name in names] + [perl, replace(perl, recipe="extended")]
+    rows = [replace(perl, method=name) for name in names] + [perl, replace(perl, recipe="extended"), replace(perl, recipe="original")]
     parts = [(row, (Cell(100.0 * (i + 1)), Cell(70.0 + i, 0.4), Cell(75.0 - i))) for i, row in enumerate(rows)]
     lines = [Line(row, row.label, (1,), cells) for row, cells in parts]
     lines.append(Line(perl, "zero-shot", (), (Cell(0.0), Cell(69.0), Cell(68.0))))
     count = Column("parameters", "count")
     table = Table("", "", "", "", (count, Column("novel"), Column("base")), tuple(lines))
     shown = {tuple(look.get(key) for key in ("color", "marker", "markerfacecolor")) for *_, look in looks(table)}
-    assert len(shown) == 14
+    assert len(shown) == 15
     shots = replace(table, columns=(count, Column("1 shot"), Column("16 shots")))
     for drawing in (parameters_figure("one", table), shots_figure("two", shots)):
         text = drawing.svg.decode()

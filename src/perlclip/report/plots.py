@@ -1,6 +1,6 @@
 """The figures: novel accuracy against parameters, and accuracy against depth J, steps K and shots.
 
-Drawn from the tables. Every method has a colour and a marker of its own, PERL is a red star and what is untrained a
+Drawn from the tables. Every method has a colour and a marker of its own, PERL is a large star and what is untrained a
 dashed line; legends list what they name from top to bottom.
 """
 
@@ -37,7 +37,7 @@ def looks(table: Table) -> list[tuple[Line, float | None, Look]]:
             one: Look = {"color": GREY, "linestyle": "--", "linewidth": 1.2}
         elif line.row.method == "perl":
             face = {"markerfacecolor": "white", "linestyle": "-."} if perls else {}
-            one = {"color": VERMILION, "marker": "*", "markersize": 13, "linewidth": 2.4, "zorder": 4, **face}
+            one = {"color": VERMILION, "marker": "*ph"[perls % 3], "markersize": 13, "linewidth": 2.4, "zorder": 4, **face}
             perls += 1
         else:
             one = look(others)
