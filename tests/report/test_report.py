@@ -626,10 +626,11 @@ def test_the_same_records_give_the_same_bytes(out, real, store, tmp_path):
 
 
 def test_every_row_of_a_figure_is_named_and_looks_different(store):
-    """Also thirteen of them, as many as there are methods."""
+    """Also of as many as there are methods, and PERL by several recipes."""
     perl = sections(store)[0].summary.lines[-1].row
     names = [f"method {i}" for i in range(11)]
-    rows = [replace(perl, method=name) for name in names] + [perl, replace(perl, recipe="extended"), replace(perl, recipe="original")]
+    perls = [perl, *(replace(perl, recipe=recipe) for recipe in ("extended", "original"))]
+    rows = [replace(perl, method=name) for name in names] + perls
     parts = [(row, (Cell(100.0 * (i + 1)), Cell(70.0 + i, 0.4), Cell(75.0 - i))) for i, row in enumerate(rows)]
     lines = [Line(row, row.label, (1,), cells) for row, cells in parts]
     lines.append(Line(perl, "zero-shot", (), (Cell(0.0), Cell(69.0), Cell(68.0))))

@@ -36,8 +36,8 @@ def looks(table: Table) -> list[tuple[Line, float | None, Look]]:
         if not cell.value:
             one: Look = {"color": GREY, "linestyle": "--", "linewidth": 1.2}
         elif line.row.method == "perl":
-            face = {"markerfacecolor": "white", "linestyle": "-."} if perls else {}
-            one = {"color": VERMILION, "marker": "*ph"[perls % 3], "markersize": 13, "linewidth": 2.4, "zorder": 4, **face}
+            one = {"color": VERMILION, "marker": "*ph"[perls % 3], "markersize": 13, "linewidth": 2.4, "zorder": 4}
+            one |= {"markerfacecolor": "white", "linestyle": "-."} if perls else {}
             perls += 1
         else:
             one = look(others)
