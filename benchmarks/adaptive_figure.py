@@ -1,27 +1,25 @@
 """The figure of `benchmarks.adaptive`: accuracy against mean refinement passes, base and novel classes side by side."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
-from perlclip.report.plots import BLUE, GREEN, GREY, STYLE, VERMILION
+from perlclip.viz import drawing
+from perlclip.viz.style import BLUE, GREEN, GREY, VERMILION
 
 Row = dict[str, Any]
 
 
 def draw(curve: Sequence[Row]) -> tuple[bytes, bytes]:
     """PNG and SVG; the same numbers give the same bytes."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9, 4), layout="constrained")
+
+    def paint(figure: Figure) -> None:
         for axis, classes in zip(figure.subplots(1, 2), ("base", "novel"), strict=True):
             _panel(axis, classes, [row for row in curve if row["classes"] == classes])
-        png, svg = io.BytesIO(), io.BytesIO()
-        figure.savefig(png, format="png", dpi=160, metadata={"Software": None})
-        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
-    return png.getvalue(), svg.getvalue()
+
+    drawn = drawing.draw("curve", "", (9, 4), paint)
+    return drawn.png, drawn.svg
 
 
 def _panel(axis: Any, classes: str, rows: Sequence[Row]) -> None:

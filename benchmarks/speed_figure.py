@@ -1,13 +1,10 @@
 """The growth curves of `benchmarks.speed`: time and memory against classes, images and steps."""
 
-import io
-
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.common import Reading
-from perlclip.report.plots import BLUE, GREY, STYLE, VERMILION
+from perlclip.viz.drawing import draw
+from perlclip.viz.style import BLUE, GREY, VERMILION
 
 TITLES = {
     "classes": ("classes", "a training step of 4 images"),
@@ -18,9 +15,8 @@ TITLES = {
 
 def draw_growth(curves: dict[str, list[tuple[int, Reading]]]) -> bytes:
     """A panel for each axis; the grey line is linear growth through the last point."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(12, 3.8), layout="constrained")
-        FigureCanvasAgg(figure)
+
+    def paint(figure: Figure) -> None:
         for panel, (axis, curve) in zip(figure.subplots(1, 3), curves.items(), strict=True):
             label, title = TITLES[axis]
             sizes = [size for size, _ in curve]
@@ -44,6 +40,5 @@ def draw_growth(curves: dict[str, list[tuple[int, Reading]]]) -> bytes:
                     other.set_ylim(0)
                 else:
                     other.set_yscale("log")
-        out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=150, metadata={"Software": None})
-    return out.getvalue()
+
+    return draw("growth", "", (12, 3.8), paint).png

@@ -19,7 +19,15 @@ from perlclip.analysis.drift import TRANSITIONS, drift, transitions
 from perlclip.analysis.evidence import contributions, evidence_maps, share_inside, split_layer
 from perlclip.analysis.single import analyze
 from perlclip.analysis.stores import analyze_store
-from perlclip.analysis.trajectories import Curve, Trajectories, calibration, curves, logit_steps, measure, text_steps
+from perlclip.analysis.trajectories import (
+    Curve,
+    Trajectories,
+    curves,
+    expected_calibration_error,
+    logit_steps,
+    measure,
+    text_steps,
+)
 from perlclip.backbone.tower import Rows
 from perlclip.bench.store import Run, Store, complete_record
 from perlclip.data.toybox import render, sample_scenes
@@ -108,10 +116,10 @@ def test_calibration_error_by_hand():
     top = np.array([[0.9, 0.9, 0.9, 0.5]])
     correct = np.array([[1.0, 1.0, 0.0, 1.0]])
     # Three images at 0.9, two of them right: |0.9 - 2/3| of 3/4; one at 0.5 that is right: |0.5 - 1| of 1/4.
-    curve = calibration(top, correct)
+    curve = expected_calibration_error(top, correct)
     assert curve.mean[0] == pytest.approx(0.75 * (0.9 - 2 / 3) + 0.25 * 0.5)
-    assert calibration(top, correct) == curve  # the bootstrap is seeded
-    assert calibration(np.ones((1, 5)), np.ones((1, 5))).mean == [0.0]
+    assert expected_calibration_error(top, correct) == curve  # the bootstrap is seeded
+    assert expected_calibration_error(np.ones((1, 5)), np.ones((1, 5))).mean == [0.0]
 
 
 def test_bands_hold_the_mean_as_often_as_they_say():
@@ -123,7 +131,7 @@ def test_bands_hold_the_mean_as_often_as_they_say():
     assert 0.90 <= held / 300 <= 0.98
     accuracy, confident = 0.7, rng.uniform(0.5, 1, (1, 400))
     right = (rng.uniform(size=(1, 400)) < accuracy).astype(float)
-    found = calibration(confident, right)
+    found = expected_calibration_error(confident, right)
     assert 0 <= found.low[0] <= found.mean[0] <= found.high[0]
 
 

@@ -31,7 +31,7 @@ addEventListener("load", () => {
   const move = (input, value) => { input.value = value; input.dispatchEvent(new Event("input", {bubbles: true})); };
   const result = {last, first: look(), widths: [...document.images].map(i => i.naturalWidth)};
   move(slider, last); result.moved = look();
-  move(document.getElementById("all"), 1); result.all = look();
+  move(document.querySelector(".all input"), 1); result.all = look();
   result.together = [...document.querySelectorAll(".case input")].map(i => i.value);
   slider.focus(); result.focused = document.activeElement === slider;
   result.labelled = [...document.querySelectorAll("input")].every(i => i.ariaLabel);

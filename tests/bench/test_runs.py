@@ -29,7 +29,7 @@ from perlclip.cli import main
 from perlclip.data import DataSet, ImageSet
 from perlclip.data.suites import SUITES, Suite
 from perlclip.methods.base import config_dict
-from perlclip.report.text import runs_csv
+from perlclip.report.formats import runs_csv
 from tests.cli.test_cli import fails, run
 
 NAMES = ("red paper", "green grass", "blue sky", "white snow")

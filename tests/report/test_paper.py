@@ -7,11 +7,11 @@ from statistics import harmonic_mean, mean
 import pytest
 
 import perlclip
-from perlclip.methods.perl import MODALITIES, VARIANTS
-from perlclip.report.paper import Published, published, slips, value
+from perlclip.methods.perl import INITS, MODALITIES, VARIANTS
+from perlclip.report.paper import DEPTHS, METHODS, SETS, WORDS, Published, published, slips, value
 
-SETS = perlclip.dataset_names()[:11]  # ImageNet first
-TARGETS = {"cross-dataset": SETS[1:], "domain-shift": perlclip.dataset_names()[11:]}
+ELEVEN = SETS[:11]  # ImageNet first
+TARGETS = {"cross-dataset": ELEVEN[1:], "domain-shift": SETS[11:]}
 ROUNDING = 0.015  # of the printed numbers that go in (0.01 at most) and of the one that comes out
 
 
@@ -22,7 +22,7 @@ def cell(row: Published, dataset: str, metric: str) -> float | None:
 
 def average(row: Published, metric: str) -> float | None:
     """Mean over the data sets; None for ablations, of which the paper prints only averages."""
-    cells = [cell(row, dataset, metric) for dataset in TARGETS.get(row.protocol, SETS)]
+    cells = [cell(row, dataset, metric) for dataset in TARGETS.get(row.protocol, ELEVEN)]
     return None if None in cells else mean(cells)
 
 
@@ -135,8 +135,9 @@ def test_number_of_cells():
 
 
 def test_names_are_ours_and_all_are_there():
-    assert {row.method for row in published()} == set(perlclip.list_methods())
-    assert {row.dataset for row in published()} == {*perlclip.dataset_names(), "average"}
+    assert {row.method for row in published()} == set(METHODS) <= set(perlclip.list_methods())
+    assert {row.dataset for row in published()} == {*SETS, "average"} and set(SETS) == set(perlclip.dataset_names())
+    assert set(WORDS) == {*VARIANTS, *MODALITIES, *INITS} and DEPTHS.keys() == VARIANTS.keys()
     known = {"modalities": set(MODALITIES), "variant": set(VARIANTS)}
     for row in published():
         if row.settings:

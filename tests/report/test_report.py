@@ -1,8 +1,10 @@
 """The report: numbers recomputed by hand, marks, the paper beside ours, intervals, and that all files agree."""
 
 import csv
+import importlib
 import json
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,18 +13,19 @@ from statistics import harmonic_mean, mean, pstdev
 import numpy as np
 import pytest
 
+import perlclip
 from perlclip.bench.store import Store, failed_record
 from perlclip.errors import PerlclipError
 from perlclip.report.collect import Collected, collect
+from perlclip.report.formats import escaped
 from perlclip.report.paper import published, value
-from perlclip.report.plots import _overlap, _parameters, apart
+from perlclip.report.plots import looks, parameters_figure, shots_figure
 from perlclip.report.sections import Section, section
 from perlclip.report.statistics import DRAWS, draws
 from perlclip.report.tables import Cell, Column, Line, Table, beside, number
-from perlclip.report.text import escaped
 from perlclip.report.write import write_report
 from tests.cli.test_cli import fails, run
-from tests.report.reports import analysis_files, damage, identity, markdown_tables, put
+from tests.report.reports import PARAMETERS, analysis_files, damage, identity, markdown_tables, put
 
 CLIP = "openai/clip-vit-base-patch16"
 SETS = [*dict.fromkeys(row.dataset for row in published() if row.dataset != "average")]  # the paper's fifteen
@@ -108,9 +111,10 @@ def test_numbers_are_printed_to_be_read():
     assert [shown(v, "difference") for v in (1.234, -0.5, -0.001)] == ["+1.23", "−0.50", "0.00"]
     assert shown(4992256, "count") == "4,992,256" and number(Cell(15.0, span=(10, 20)), Column("", "count")) == "10–20"
     assert number(Cell(), Column("")) == "–"
-    assert beside(Cell(1.0, 0.456, paper=value("base-to-novel", "fast", "perl", "average", "hm")), Column("")) == (
-        "± 0.46 (74.79†)"
-    )
+    assert beside(Cell(1.0, 0.456, paper=value("base-to-novel", "fast", "perl", "average", "hm")), Column("")) == [
+        "± 0.46",
+        "(74.79†)",
+    ]
 
 
 def test_best_and_second_best_are_marked_and_what_reads_the_same_is_marked_the_same(store):
@@ -206,6 +210,76 @@ def test_fields_that_older_records_lack_are_no_damage(store, tmp_path):
     table = section(found.studies[0]).summary
     assert cells(table, "coop")["Δ HM to PERL"].value is not None and cells(table, "coop")["Δ HM to PERL"].span is None
     write_report([store], tmp_path / "out")
+
+
+# ---- runs alone decide ----
+
+STORED = Path(__file__).parents[1] / "stored" / "0.1.0"
+
+
+def test_changed_defaults_do_not_relabel_stored_runs(tmp_path, monkeypatch):
+    """A later version of PERL with other defaults: the report of old runs stays what 0.1.0 made of them."""
+    from perlclip.methods.perl import PerlConfig
+
+    changed = {**PerlConfig.__init__.__kwdefaults__, "steps": 2, "rank": 8}
+    monkeypatch.setattr(PerlConfig.__init__, "__kwdefaults__", changed)
+    assert PerlConfig().steps == 2
+    monkeypatch.setattr(perlclip, "report", perlclip.report)  # put back afterwards, as the modules are
+    for name in [name for name in sys.modules if name.startswith("perlclip.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.import_module("perlclip.report.write").write_report([STORED / "store"], tmp_path)
+    (table,) = (tmp_path / "tables").glob("*-summary.csv")
+    ours, theirs = (list(csv.DictReader(path.open())) for path in (table, STORED / "summary.csv"))
+    assert [list(row) for row in ours] == [list(row) for row in theirs]
+    for row, old in zip(ours, theirs, strict=True):
+        numbers = {key: float(text) for key, text in old.items() if "." in text}
+        assert {key: float(row[key]) for key in numbers} == pytest.approx(numbers, rel=1e-12)
+        assert {key: row[key] for key in old if key not in numbers} == {
+            key: old[key] for key in old if key not in numbers
+        }
+    (table,) = (tmp_path / "tables").glob("*-ablation-steps-fast.csv")
+    assert [row["label"] for row in csv.DictReader(table.open())] == ["2", "4 (default)"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "label"),
+    [
+        ({}, {}, "perl"),
+        ({"steps": 4, "anchor": 1.0, "depth": 7}, {}, "perl"),
+        ({"variant": "deep"}, {"depth": [3, 7, 11]}, "perl variant=deep"),
+        ({"variant": "deep", "depth": [3, 7, 11]}, {}, "perl variant=deep"),
+        ({"variant": "deep", "depth": 7}, {"depth": [3, 7, 11]}, "perl variant=deep"),  # as 0.1.0 took it
+        ({"variant": "deep", "depth": 7}, {"depth": 7}, "perl depth=7;variant=deep"),
+        ({"variant": "early", "depth": 0}, {}, "perl variant=early"),
+        ({"depth": 0}, {}, "perl depth=0"),
+    ],
+)
+def test_only_what_differs_from_the_paper_is_a_setting(tmp_path, settings, config, label):
+    one = identity("base-to-novel", "a", "perl", settings=tuple(settings.items()))
+    damage(put(tmp_path, one, {"base": 60, "novel": 60}), lambda record: record.update(config=config))
+    (study,) = collect([tmp_path]).studies
+    assert [row.label for row in study.rows] == [label]
+
+
+def test_sets_are_in_the_order_of_their_suite_else_of_the_paper_else_of_their_names(tmp_path):
+    def order(folder: str, names: list[str], **roles) -> tuple[str, ...]:
+        for name in names:
+            path = put(tmp_path / folder, identity("base-to-novel", name, "perl"), {"base": 60, "novel": 60})
+            if roles:
+                damage(path, lambda record: record.update(roles=roles))
+        return collect([tmp_path / folder]).studies[0].sets
+
+    assert order("paper", ["zebras", "apples", "dtd", "caltech101"]) == ("caltech101", "dtd", "apples", "zebras")
+    own = {"source": "shop", "targets": ["zebras", "dtd", "apples"], "variants": ["shop_v2"]}
+    assert order("own", ["apples", "dtd", "shop", "zebras"], **own) == ("shop", "zebras", "dtd", "apples")
+
+
+def test_methods_that_the_paper_does_not_know_stand_before_perl(tmp_path, monkeypatch):
+    monkeypatch.setitem(PARAMETERS, "anew", 5)
+    for method in ("perl", "anew", "mmrl", "coop", "zero-shot"):
+        put(tmp_path, identity("base-to-novel", "a", method), {"base": 60, "novel": 60})
+    (only,) = sections(tmp_path)
+    assert labels(only.summary) == ["zero-shot", "coop", "mmrl", "anew", "perl"]
 
 
 # ---- bootstrap ----
@@ -551,21 +625,23 @@ def test_the_same_records_give_the_same_bytes(out, real, store, tmp_path):
 # ---- figures ----
 
 
-def test_labels_are_moved_apart_as_little_as_needed():
-    assert apart([5.0, 1.0, 9.0], 1) == [5, 1, 9]
-    assert apart([2.0, 2.0, 9.0], 1) == [1.5, 2.5, 9]
-    assert apart([1.0, 1.0, 1.5], 1) == pytest.approx([1 / 6, 7 / 6, 13 / 6])
-
-
-def test_labels_of_points_do_not_overlap(store):
-    row = sections(store)[0].summary.lines[-1].row
-    values = [(384, 70.1), (384, 70.0), (420, 70.05), (1122, 69.7), (1100, 69.8), (2280, 69.2), (0, 69.4)]
-    lines = [Line(row, f"method {i}", (1,), (Cell(n), Cell(v, 0.4))) for i, (n, v) in enumerate(values)]
-    figure = _parameters(Table("", "", "", "", (Column("parameters", "count"), Column("novel")), tuple(lines)))
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-    assert len(boxes) == len(values)
-    assert all(_overlap(a, b) == 0 for i, a in enumerate(boxes) for b in boxes[:i])
+def test_every_row_of_a_figure_is_named_and_looks_different(store):
+    """Also of as many as there are methods, and PERL by several recipes."""
+    perl = sections(store)[0].summary.lines[-1].row
+    names = [f"method {i}" for i in range(11)]
+    perls = [perl, *(replace(perl, recipe=recipe) for recipe in ("extended", "original"))]
+    rows = [replace(perl, method=name) for name in names] + perls
+    parts = [(row, (Cell(100.0 * (i + 1)), Cell(70.0 + i, 0.4), Cell(75.0 - i))) for i, row in enumerate(rows)]
+    lines = [Line(row, row.label, (1,), cells) for row, cells in parts]
+    lines.append(Line(perl, "zero-shot", (), (Cell(0.0), Cell(69.0), Cell(68.0))))
+    count = Column("parameters", "count")
+    table = Table("", "", "", "", (count, Column("novel"), Column("base")), tuple(lines))
+    shown = {tuple(look.get(key) for key in ("color", "marker", "markerfacecolor")) for *_, look in looks(table)}
+    assert len(shown) == 15
+    shots = replace(table, columns=(count, Column("1 shot"), Column("16 shots")))
+    for drawing in (parameters_figure("one", table), shots_figure("two", shots)):
+        text = drawing.svg.decode()
+        assert all(text.count(f">{line.label}<") == 1 for line in lines), "each once, in the legend"
 
 
 # ---- command line ----

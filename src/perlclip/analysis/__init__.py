@@ -2,13 +2,14 @@
 
 from perlclip.analysis.evidence import HOWS, evidence_maps
 from perlclip.analysis.explain import explain
-from perlclip.analysis.single import analyze
+from perlclip.analysis.single import Analysis, analyze
 from perlclip.analysis.stores import analyze_store
 from perlclip.analysis.trajectories import METRICS, Curve, Trajectories, curves, measure
 
 __all__ = [
     "HOWS",
     "METRICS",
+    "Analysis",
     "Curve",
     "Trajectories",
     "analyze",

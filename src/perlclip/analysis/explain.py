@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perlclip.adapters.folder import Adapter
 from perlclip.analysis.cases import Case, Wanted, look_into
-from perlclip.analysis.drawings import draw_case
+from perlclip.analysis.figures import draw_case
 from perlclip.analysis.trajectories import require_perl
 from perlclip.errors import unknown_name
 from perlclip.files import write_files
@@ -38,10 +38,9 @@ def explain(
         for path, stem in zip(images, _stems(images), strict=True):
             wanted = [Wanted(image=path, name=path.name)]
             (case,) = look_into(method, wanted, names, state, how=how, shown=mapped)
-            drawn = draw_case(case, stem)
             numbers = {"how": how, **case.numbers(), "image": str(path)}
             content = (json.dumps(numbers, ensure_ascii=False) + "\n").encode()
-            write_files({out / f"{stem}.png": drawn.png, out / f"{stem}.svg": drawn.svg, out / f"{stem}.json": content})
+            write_files({**draw_case(stem, case).files(out), out / f"{stem}.json": content})
             cases.append(case)
             bar()
     return cases

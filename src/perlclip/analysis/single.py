@@ -1,7 +1,5 @@
 """`analyze`: a data set under one adapter, from chunks to numbers, figures and a page."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,20 +13,22 @@ import perlclip
 from perlclip.adapters.folder import Adapter
 from perlclip.analysis.cases import Case, Wanted, instructive, look_into
 from perlclip.analysis.chunks import measure_all, spread
-from perlclip.analysis.drawings import Drawing, draw_curves, draw_drift, draw_grid
 from perlclip.analysis.drift import QUANTILES, Drift, drift
-from perlclip.analysis.page import study_page
+from perlclip.analysis.figures import draw_curves, draw_drift, draw_grid
+from perlclip.analysis.gallery import gallery
 from perlclip.analysis.trajectories import METRICS, Curve, Trajectories, curves, require_perl
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.files import require_writable, write_files
 from perlclip.text.classes import are_novel
+from perlclip.viz.markup import csv_text
+from perlclip.viz.pages import page
 
 MAX_IMAGES = 1000
 CASES = 6  # of each transition
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class Analysis:
     """What an analysis found."""
 
     title: str
@@ -42,6 +42,17 @@ class Study:
     def counts(self) -> dict[str, int]:
         """Images of each transition."""
         return {row.transition: row.count for row in self.drift}
+
+    @property
+    def sentence(self) -> str:
+        """What was analysed."""
+        about, config = self.about, self.about["config"]
+        part = "" if about["images"] == about["images_in_all"] else f" of {about['images_in_all']}"
+        kind = "classes that were not trained on" if about["novel_classes"] else "classes"
+        return (
+            f"{about['images']}{part} images, {about['classes']} {kind}; PERL with K = {config['steps']}, rank "
+            f"{config['rank']}, on {about['backbone']}; adapter {about['adapter']}; perlclip {about['perlclip']}."
+        )
 
     def numbers(self) -> dict[str, Any]:
         """What stands behind the figures, but for single images."""
@@ -66,7 +77,7 @@ def analyze(
     how: str = "gradient",
     workers: int = 0,
     title: str = "",
-) -> Study:
+) -> Analysis:
     """Measure, pick cases, map their evidence, and write everything to `out`; OUT/chunks makes it resumable."""
     method = require_perl(adapter.method)
     require_writable(out)
@@ -78,7 +89,7 @@ def analyze(
     ]
     state = method.class_state(chosen.classes, novel=novel)
     looked = look_into(method, wanted, chosen.classes.names, state, how=how) if wanted else []
-    study = Study(
+    done = Analysis(
         title=title or f"How the adapter thinks about {chosen.name or 'these images'}",
         about=_about(adapter, images, chosen, how, novel),
         found=found,
@@ -86,8 +97,8 @@ def analyze(
         drift=drift(found),
         cases=looked,
     )
-    _write(study, out)
-    return study
+    _write(done, out)
+    return done
 
 
 def _label(images: ImageSet, i: int) -> str:
@@ -113,9 +124,9 @@ def _about(adapter: Adapter, images: ImageSet, chosen: ImageSet, how: str, novel
     }
 
 
-def findings(study: Study) -> list[str]:
+def findings(done: Analysis) -> list[str]:
     """The paper's claims as sentences about this data, whichever way they turn out."""
-    accuracy, jacobian = study.curves["accuracy"].mean, study.curves["jacobian"].mean
+    accuracy, jacobian = done.curves["accuracy"].mean, done.curves["jacobian"].mean
     gains = [b - a for a, b in pairwise(accuracy)]
     best = max(range(len(gains)), key=lambda k: gains[k])
     sentences = [
@@ -124,24 +135,22 @@ def findings(study: Study) -> list[str]:
         if gains[best] > 0
         else f"Accuracy goes from {accuracy[0]:.1f} % to {accuracy[-1]:.1f} %; no step gains."
     ]
-    medians = {row.transition: row.quantiles[-1][2] for row in study.drift if row.count}
+    medians = {row.transition: row.quantiles[-1][2] for row in done.drift if row.count}
     if medians:
         listed = ", ".join(f"{value:.3g} for {name}" for name, value in medians.items())
         sentences.append(f"Median drift KL(p₀ ‖ p_K) in nats: {listed}.")
-    change = Curve.of_means((study.found.jacobian_KB - study.found.jacobian_KB[0]).numpy())
+    change = Curve.of_means((done.found.jacobian_KB - done.found.jacobian_KB[0]).numpy())
     low, high = change.low[-1], change.high[-1]
     verb = "falls" if high < 0 else "rises" if low > 0 else "does not clearly change"
     sentences.append(
         f"The Jacobian norm {verb}: {jacobian[0]:.3g} at step 0, {jacobian[-1]:.3g} at step {len(gains)}, a change of "
         f"{change.mean[-1]:+.2g} an image (95 %: {low:+.2g} to {high:+.2g})."
     )
-    corrected = [
-        case.maps_KMGG.clamp(min=0).sum((-1, -2)) for case in study.cases if case.transition == "wrong→correct"
-    ]
+    corrected = [case.maps_KMGG.clamp(min=0).sum((-1, -2)) for case in done.cases if case.transition == "wrong→correct"]
     if corrected:
         (first_0, final_0), *_, (first_K, final_K) = torch.stack(corrected).mean(0).tolist()
         sentences.append(
-            f"Positive evidence ({study.about['maps']}) in the {len(corrected)} corrected cases shown, summed over "
+            f"Positive evidence ({done.about['maps']}) in the {len(corrected)} corrected cases shown, summed over "
             f"patches, from step 0 to step {len(gains)}: for the first answer {first_0:.2f} → {first_K:.2f}, for the "
             f"final one {final_0:.2f} → {final_K:.2f}."
         )
@@ -149,15 +158,6 @@ def findings(study: Study) -> list[str]:
 
 
 # ---- files ----
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-    """A CSV file's bytes."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
-    return buffer.getvalue().encode()
 
 
 def _curve_rows(found: dict[str, Curve]) -> Iterable[list[Any]]:
@@ -185,32 +185,38 @@ def _image_rows(found: Trajectories) -> Iterable[list[Any]]:
             yield [b, k, int(found.labels_B[b]), *(tensors[name][k, b].item() for name in _PER_IMAGE)]
 
 
-def _write(study: Study, out: Path) -> None:
-    drawings = [draw_curves("curves", {"": study.curves}, study.counts), draw_drift(study.drift)]
-    grids = []
-    for transition in study.counts:
-        cases = [case for case in study.cases if case.transition == transition]
+def _write(done: Analysis, out: Path) -> None:
+    caption = "Averages over the images at every step, with 95 % bands; the arrow says which way is better."
+    curved, drifted = draw_curves("curves", caption, {"": done.curves}, done.counts), draw_drift(done.drift)
+    drawings = [curved, drifted]
+    for transition in done.counts:
+        cases = [case for case in done.cases if case.transition == transition]
         if cases:
-            grids.append(draw_grid(f"cases-{transition.replace('→', '-to-')}", cases))
-    head = [f"q{round(100 * q):02}" for q in QUANTILES]
-    contents = {
-        out / "curves.csv": table(["metric", "step", "mean", "low", "high"], _curve_rows(study.curves)),
-        out / "drift.csv": table(["transition", "images", "step", "mean", *head], _drift_rows(study.drift)),
-        out / "images.csv": table(
-            ["image", "step", "label", *(name.removesuffix("_KB") for name in _PER_IMAGE)], _image_rows(study.found)
+            drawings.append(draw_grid(f"cases-{transition.replace('→', '-to-')}", cases))
+    quantiles = [f"q{round(100 * q):02}" for q in QUANTILES]
+    tables = {
+        "curves": (["metric", "step", "mean", "low", "high"], _curve_rows(done.curves)),
+        "drift": (["transition", "images", "step", "mean", *quantiles], _drift_rows(done.drift)),
+        "images": (
+            ["image", "step", "label", *(name.removesuffix("_KB") for name in _PER_IMAGE)], _image_rows(done.found)
         ),
-        out / "cases.json": _json([case.numbers() for case in study.cases]),
-        **pictures(out, [*drawings, *grids]),
-        out / "analysis.json": _json(study.numbers()),
-        out / "index.html": study_page(study.title, study.about, findings(study), drawings, study.cases).encode(),
-    }
+    }  # fmt: skip
+    shown = page(
+        "analysis.html",
+        title=done.title,
+        about=done.sentence,
+        findings=findings(done),
+        figures=[("Step by step", curved), ("Drift from the first answer", drifted)],
+        gallery=gallery(done.cases),
+        steps=done.found.steps,
+    )
+    contents = {out / f"{name}.csv": csv_text(head, rows, digits=6).encode() for name, (head, rows) in tables.items()}
+    for drawing in drawings:
+        contents |= drawing.files(out)
+    contents[out / "cases.json"] = _json([case.numbers() for case in done.cases])
+    contents[out / "analysis.json"] = _json(done.numbers())
+    contents[out / "index.html"] = shown.encode()
     write_files(contents)
-
-
-def pictures(folder: Path, drawings: Iterable[Drawing]) -> dict[Path, bytes]:
-    """Each as PNG and SVG."""
-    kinds = ("png", "svg")
-    return {folder / f"{drawn.name}.{kind}": getattr(drawn, kind) for drawn in drawings for kind in kinds}
 
 
 def _json(value: Any) -> bytes:

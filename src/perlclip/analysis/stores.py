@@ -7,16 +7,13 @@ of each test set, chunk by chunk as for one data set.
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from perlclip.adapters.folder import CONFIG, load_adapter
 from perlclip.analysis.chunks import measure_all, spread
-from perlclip.analysis.drawings import Drawing, draw_curves
-from perlclip.analysis.page import figure, page
-from perlclip.analysis.single import pictures, table
+from perlclip.analysis.figures import draw_curves
 from perlclip.analysis.trajectories import METRICS, Z95, Curve, curves
 from perlclip.backbone import Backbone, load_backbone
 from perlclip.bench.protocols import PARTS, PROTOCOLS, Test
@@ -25,7 +22,9 @@ from perlclip.data.sets import ImageSet
 from perlclip.data.suites import SUITES
 from perlclip.errors import PerlclipError
 from perlclip.files import require_writable, write_files
-from perlclip.report.dynamics import FILE, LONG, TITLE, Dynamics, dynamics_markdown
+from perlclip.viz.dynamics import FILE, LONG, TITLE, Bands, Dynamics
+from perlclip.viz.markup import csv_text
+from perlclip.viz.pages import page
 
 IMAGES = 200  # of each test set, for what is not in the records
 Curves = dict[str, Curve]
@@ -105,7 +104,7 @@ def _paths(store: Path) -> Iterator[tuple[Path, Record]]:
 
 def _thinks(record: Record) -> bool:
     run = record["run"]
-    known = run["method"] == "perl" and run["protocol"] in SETTINGS and run["suite"] in SUITES
+    known = run["method"] == "perl" and run["protocol"] in AVERAGED and run["suite"] in SUITES
     return bool(known and record["config"]["steps"])
 
 
@@ -115,7 +114,7 @@ def _adapter_folder(folder: Path, record: Record) -> Path:
 
 
 # The setting of a protocol's test, or nothing for the source itself, which is not what those protocols are about.
-SETTINGS: dict[str, Callable[[Record, Test], str]] = {
+AVERAGED: dict[str, Callable[[Record, Test], str]] = {
     "base-to-novel": lambda run, test: f"base-to-novel: {test.name}",
     "cross-dataset": lambda run, test: "cross-dataset" if test.dataset != run["dataset"] else "",
     "domain-shift": lambda run, test: "domain shift" if test.dataset != run["dataset"] else "",
@@ -134,7 +133,7 @@ def _tests(
     run = record["run"]
     adapter = load_adapter(folder, backbone=shared.backbone(run["backbone"], run["precision"]))
     for test in PROTOCOLS[run["protocol"]].tests(SUITES[run["suite"]], run["dataset"]):
-        setting = SETTINGS[run["protocol"]](run, test)
+        setting = AVERAGED[run["protocol"]](run, test)
         if not setting:
             continue
         chosen = spread(shared.images(run["suite"], test), images)
@@ -188,25 +187,17 @@ def _average(sets: Sequence[Curves]) -> Curves:
 
 
 def _write(found: Dynamics, groups: Sequence[dict[str, Curves]], out: Path) -> None:
-    drawings = [draw_curves(name, group) for name, group in zip(found.figures, groups, strict=True)]
-    write_files(
-        {
-            out / "settings.csv": table(LONG, found.long()),
-            **pictures(out, drawings),
-            out / "section.md": ("\n\n".join(dynamics_markdown(TITLE, found)) + "\n").encode(),
-            out / "index.html": _page(found, drawings).encode(),
-            out / FILE: found.content(),
-        }
-    )
+    drawings = [draw_curves(*names, group) for names, group in zip(found.figures.items(), groups, strict=True)]
+    figures = list(zip(["Averages over data sets", *found.sets], drawings, strict=True))
+    shown = page("analysis.html", title=TITLE, about=found.note, findings=[], figures=figures, gallery=[], steps=0)
+    contents = {out / "settings.csv": csv_text(LONG, found.long(), digits=6).encode()}
+    for drawing in drawings:
+        contents |= drawing.files(out)
+    contents[out / "section.md"] = f"{found.markdown()}\n".encode()
+    contents[out / "index.html"] = shown.encode()
+    contents[out / FILE] = found.content()
+    write_files(contents)
 
 
-def _numbers(found: Curves) -> dict[str, dict[str, list[float]]]:
+def _numbers(found: Curves) -> Bands:
     return {metric.name: asdict(found[metric.name]) for metric in METRICS}
-
-
-def _page(found: Dynamics, drawings: Sequence[Drawing]) -> str:
-    body = [f"<h1>{TITLE}</h1>", f"<p class=about>{escape(found.note)}</p>"]
-    headings = ["Averages over data sets", *found.sets]
-    for heading, drawn in zip(headings, drawings, strict=True):
-        body += [f"<h2>{escape(heading)}</h2>", figure(drawn, found.figures[drawn.name])]
-    return page(TITLE, body)

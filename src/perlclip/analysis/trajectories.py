@@ -171,13 +171,13 @@ def curves(found: Trajectories) -> dict[str, Curve]:
         "accuracy": Curve.of_means(100 * correct_KB),
         "confidence": Curve.of_means(found.target_KB.numpy()),
         "brier": Curve.of_means(found.brier_KB.numpy()),
-        "ece": calibration(found.top_KB.numpy(), correct_KB),
+        "ece": expected_calibration_error(found.top_KB.numpy(), correct_KB),
         "jacobian": Curve.of_means(found.jacobian_KB.numpy()),
     }
 
 
-def calibration(top_KB: Array, correct_KB: Array, resamples: int = RESAMPLES) -> Curve:
-    """Expected calibration error, with the 2.5 and 97.5 % points of a bootstrap over images (fixed seed).
+def expected_calibration_error(top_KB: Array, correct_KB: Array, resamples: int = RESAMPLES) -> Curve:
+    """Mean gap between confidence and accuracy, with the 2.5 and 97.5 % points of a bootstrap over images (fixed seed).
 
     The error is a sum of absolute values, so that resampling adds to it; the band is therefore the basic bootstrap's,
     twice the value minus the resampled points, cut at 0.

@@ -3,7 +3,6 @@
 Its runs are those of `perlclip bench base-to-novel`, kept in `OUT/runs`; running again skips what is there.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,10 @@ from perlclip.data.suites import SUITES
 from perlclip.data.toybox import load_toybox
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
-from perlclip.report.text import aligned, runs_csv
+from perlclip.report.formats import runs_csv
+from perlclip.viz.drawing import Drawing, draw
+from perlclip.viz.markup import aligned
+from perlclip.viz.style import VERMILION, look
 
 ALL_TASKS = PROTOCOLS["base-to-novel"].datasets(SUITES["toybox"])
 THREE_TASKS = ("noisy_shapes", "faint_toys", "tiny_toys")
@@ -52,7 +54,7 @@ def run_demo(
             raise PerlclipError(record["error"])
     write_files({out / "runs.csv": runs_csv(records).encode()})
     print_table(records)
-    draw_figure(records, out / "demo.png")
+    write_files({out / "demo.png": draw_figure(records).png})
     click.echo(f"\nfigure: {out / 'demo.png'}   runs: {out / 'runs'}\n{NEXT}")
 
 
@@ -102,43 +104,36 @@ def print_table(records: Sequence[Record]) -> None:
     click.echo(aligned(HEADER, rows), nl=False)
 
 
-def draw_figure(records: Sequence[Record], path: Path) -> None:
+def draw_figure(records: Sequence[Record]) -> Drawing:
     """Accuracy by refinement step, above a strip of test images whose label PERL corrected."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     shown = [record for record in records if _side(record) == _side(records[0])]
     corrected = _pick([case for record in shown for case in corrected_cases(record)], STRIP)
-    figure = plt.figure(figsize=(11, 6.4), layout="constrained")
-    top, bottom = figure.subfigures(2, 1, height_ratios=(3, 2)) if corrected else (figure, None)
-    _draw_steps(top.subplots(1, 2, sharey=True), shown)
-    if bottom is not None:
-        _draw_strip(bottom, corrected)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=140, format="png")
-    plt.close(figure)
-    write_files({path: buffer.getvalue()})
+
+    def paint(figure: Any) -> None:
+        top, bottom = figure.subfigures(2, 1, height_ratios=(3, 2)) if corrected else (figure, None)
+        _draw_steps(top, shown)
+        if bottom is not None:
+            _draw_strip(bottom, corrected)
+
+    return draw("demo", "PERL's accuracy at every step, and images that it put right.", (11, 6.4), paint)
 
 
-def _draw_steps(axes: Any, records: Sequence[Record]) -> None:
+def _draw_steps(figure: Any, records: Sequence[Record]) -> None:
     tasks = list(dict.fromkeys(_task(record) for record in records))
-    for axis, half, colour in zip(axes, ("base", "novel"), ("#0072b2", "#d55e00"), strict=True):
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, half in zip(axes, ("base", "novel"), strict=True):
         curves = [_seed_means(records, task, half) for task in tasks]
-        for task, curve in zip(tasks, curves, strict=True):
-            axis.plot(curve, color=colour, alpha=0.3, linewidth=1)
-            axis.annotate(task, (len(curve) - 1, curve[-1]), (4, -2), textcoords="offset points", fontsize=6, alpha=0.7)
+        for i, (task, curve) in enumerate(zip(tasks, curves, strict=True)):
+            axis.plot(curve, label=task, **look(i) | {"linewidth": 1, "markersize": 4})
         average = [mean(step) for step in zip(*curves, strict=True)]
-        axis.plot(average, color=colour, marker="o", linewidth=2.5, label=f"mean of {len(tasks)} sets")
+        axis.plot(average, label=f"mean of {len(tasks)}", color=VERMILION, marker="*", markersize=11, linewidth=2.6)
         axis.set(title=f"{half} classes", xlabel="refinement step k (0 = zero-shot CLIP)", xticks=range(len(average)))
-        axis.legend(frameon=False)
-        axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("test accuracy, %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", handlelength=2.6)
 
 
 @dataclass(frozen=True)
-class Case:
+class Corrected:
     """A test image wrong at step 0 and right at step K: where it is, and its label before and after."""
 
     task: str
@@ -148,23 +143,23 @@ class Case:
     after: int
 
 
-def corrected_cases(record: Record) -> list[Case]:
+def corrected_cases(record: Record) -> list[Corrected]:
     """The first few of each half."""
     found = []
     for half, answers in record["predictions"].items():
         rows = zip(answers["labels"], answers["first"], answers["last"], strict=True)
-        cases = [Case(_task(record), half, i, b, a) for i, (label, b, a) in enumerate(rows) if b != label == a]
+        cases = [Corrected(_task(record), half, i, b, a) for i, (label, b, a) in enumerate(rows) if b != label == a]
         found += cases[:STRIP]
     return found
 
 
-def _pick(cases: list[Case], count: int) -> list[Case]:
+def _pick(cases: list[Corrected], count: int) -> list[Corrected]:
     """Spread the choice over sets and halves."""
     step = max(1, len(cases) // count)
     return cases[::step][:count]
 
 
-def _draw_strip(figure: Any, cases: Sequence[Case]) -> None:
+def _draw_strip(figure: Any, cases: Sequence[Corrected]) -> None:
     figure.suptitle("test images that zero-shot CLIP got wrong and PERL got right", fontsize=11)
     for axis, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
         test = load_toybox(case.task).test

@@ -109,9 +109,9 @@ def _analyze_data(
     images = images_to_test(
         data, Classes(loaded.class_names, loaded.template), split=split, class_names=names, template=template, data=root
     )
-    study = analyze_images(
+    done = analyze_images(
         loaded, images, out, max_images=max_images or MAX_IMAGES, cases=cases, how=how, workers=workers
     )
-    for sentence in findings(study):
+    for sentence in findings(done):
         click.echo(sentence)
     click.echo(f"page: {out / 'index.html'}   numbers: {out / 'analysis.json'}")

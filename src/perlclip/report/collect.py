@@ -1,4 +1,4 @@
-"""Records to studies: read, check, and put together what may be compared."""
+"""What a report is made of: records, read, checked and put together where they may be compared, and analyses."""
 
 import json
 import math
@@ -14,6 +14,8 @@ from perlclip.bench.store import UNTRAINED, Record, Store
 from perlclip.errors import PerlclipError
 from perlclip.report.comparison import TRANSFER, Condition, Outcome, Place, Row, Study, perl_settings, study
 from perlclip.report.statistics import AVERAGES
+from perlclip.viz.drawing import Drawing
+from perlclip.viz.dynamics import TITLE, Dynamics, read_dynamics
 
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError)  # what taking a damaged record apart may raise
 
@@ -74,7 +76,9 @@ def name_of(record: Record) -> str:
 
 
 def _outcome(record: Record) -> Outcome:
-    outcome = _identified(record["run"], str(record["backbone"]))
+    outcome = _identified(record["run"], str(record["backbone"]), record["config"])
+    if roles := record.get("roles"):
+        outcome.suite = (roles["source"], *roles["targets"], *roles["variants"])
     outcome.parameters = int(record["parameters"])
     outcome.training = json.dumps([record["recipe"], record["config"]], sort_keys=True)
     if not record["metrics"]:
@@ -97,7 +101,7 @@ def _hits(test: str, answers: Mapping[str, Any], accuracy: float) -> tuple[bytes
     return labels.tobytes(), hits
 
 
-def _identified(run: Mapping[str, Any], weights: str) -> Outcome:
+def _identified(run: Mapping[str, Any], weights: str, config: Mapping[str, Any]) -> Outcome:
     """Whose outcome it is, without numbers."""
     protocol, method, dataset, shots = str(run["protocol"]), str(run["method"]), str(run["dataset"]), int(run["shots"])
     condition = Condition(
@@ -109,8 +113,11 @@ def _identified(run: Mapping[str, Any], weights: str) -> Outcome:
         precision=str(run["precision"]),
         shots=0 if protocol == "few-shot" else shots,
     )
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in run["settings"].items()}
-    own = perl_settings(settings) if method == "perl" else settings
+    settings, used = (
+        {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        for values in (run["settings"], config)
+    )
+    own = perl_settings(settings, used) if method == "perl" else settings
     row = Row(method, tuple(sorted(own.items())), str(run["recipe"]))
     return Outcome(condition, row, dataset, int(run["seed"]), shots)
 
@@ -161,6 +168,27 @@ def _without_numbers(failed: Iterable[Record]) -> Iterator[Outcome]:
     """Failed runs keep their places in the tables."""
     for record in failed:
         try:
-            yield _identified(record["run"], weights="")
+            yield _identified(record["run"], weights="", config={})
         except DAMAGE:
             continue
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """An analysis in a report; `name` is its anchor and how its files' names begin."""
+
+    name: str
+    title: str
+    found: Dynamics
+    drawings: list[Drawing]  # that of the averages first
+
+
+def chapters(folders: Sequence[Path]) -> list[Chapter]:
+    """The analyses in the folders, told apart by their runs where there are several."""
+    made = []
+    for i, folder in enumerate(folders, start=1):
+        found, drawings = read_dynamics(folder)
+        name = "dynamics" if i == 1 else f"dynamics-{i}"
+        title = f"{TITLE}: {'; '.join(found.conditions)}" if len(folders) > 1 else TITLE
+        made.append(Chapter(name, title, found, [replace(one, name=f"{name}-{one.name}") for one in drawings]))
+    return made

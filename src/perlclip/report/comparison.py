@@ -8,26 +8,17 @@ Shapes: S seeds, D data sets, N images, B bootstrap draws.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from perlclip.bench.store import UNTRAINED
-from perlclip.data.coop.catalog import dataset_names
-from perlclip.data.toybox import toybox_names
-from perlclip.methods import list_methods
-from perlclip.methods.perl import PerlConfig
+from perlclip.report import paper
 from perlclip.report.statistics import Array, resample
 
-# What the paper did; of each protocol, on how many data sets.
-PAPER_SUITE, PAPER_BACKBONE, PAPER_RECIPE, PAPER_SOURCE = "coop", "openai/clip-vit-base-patch16", "fast", "imagenet"
-PAPER_SHOTS, PAPER_SETS = 16, {"base-to-novel": 11, "cross-dataset": 11, "domain-shift": 5}
 TRANSFER = ("cross-dataset", "domain-shift")
-DEFAULTS = asdict(PerlConfig())
-
-Settings = tuple[tuple[str, Any], ...]
 Place = tuple[str, str]  # data set and metric
 
 
@@ -36,19 +27,24 @@ class Row:
     """What a line of a table is about."""
 
     method: str
-    settings: Settings
+    settings: tuple[tuple[str, Any], ...]
     recipe: str
 
     @property
     def label(self) -> str:
         """`perl (extended) depth=6`; the paper's recipe goes without saying."""
-        recipe = [] if self.recipe in (PAPER_RECIPE, UNTRAINED) else [f"({self.recipe})"]
+        recipe = [] if self.recipe in (paper.RECIPE, UNTRAINED) else [f"({self.recipe})"]
         return " ".join([self.method, *recipe, *([self.setting] if self.settings else [])])
 
     @property
     def setting(self) -> str:
         """`depth=3,7,11;steps=2`."""
         return ";".join(f"{key}={shown(value)}" for key, value in self.settings)
+
+    @property
+    def is_paper_perl(self) -> bool:
+        """Whether it is PERL with the paper's settings, by whatever recipe."""
+        return self.method == "perl" and not self.settings
 
     @property
     def is_ablation(self) -> bool:
@@ -59,7 +55,7 @@ class Row:
     def order(self) -> tuple[Any, ...]:
         """Zero-shot first, PERL last, as in the paper."""
         last = (self.recipe != UNTRAINED) + (self.method == "perl")
-        return last, *rank(self.method, list_methods()), self.recipe != PAPER_RECIPE, self.recipe, self.setting
+        return last, *rank(self.method, paper.METHODS), self.recipe != paper.RECIPE, self.recipe, self.setting
 
 
 def shown(value: Any) -> str:
@@ -67,9 +63,14 @@ def shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def perl_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """PERL's settings without those that only say the default."""
-    return {key: value for key, value in given.items() if key not in DEFAULTS or DEFAULTS[key] != value}
+def perl_settings(given: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
+    """PERL's settings without those that say what the paper did; a variant's own depth is no setting.
+
+    `used` is what the run was done with: in 0.1.0 `depth=7` gave a variant its own depth.
+    """
+    given = {key: used.get(key, value) if key == "depth" else value for key, value in given.items()}
+    usual = {**paper.PERL, "depth": paper.DEPTHS.get(given.get("variant", "shared"), paper.PERL["depth"])}
+    return {key: value for key, value in given.items() if key not in usual or usual[key] != value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +88,8 @@ class Condition:
     @property
     def has_paper(self) -> bool:
         """Whether the paper did the same; its precision is not known."""
-        same = (self.suite, self.backbone, self.source or PAPER_SOURCE) == (PAPER_SUITE, PAPER_BACKBONE, PAPER_SOURCE)
-        return same and self.shots in (0, PAPER_SHOTS) and self.protocol in PAPER_SETS
+        same = (self.suite, self.backbone) == (paper.SUITE, paper.BACKBONE) and self.source in ("", paper.SOURCE)
+        return same and self.shots in (0, paper.SHOTS) and self.protocol in paper.AVERAGED_OVER
 
     @property
     def name(self) -> str:
@@ -112,6 +113,7 @@ class Outcome:
     accuracy: dict[Place, float] = field(default_factory=dict)
     hits: dict[Place, tuple[bytes, Array]] = field(default_factory=dict)  # labels, and 1 where the answer was right
     training: str = ""  # recipe and settings in full
+    suite: tuple[str, ...] = ()  # all sets of the suite in its order, if the record tells
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -153,9 +155,9 @@ class Study:
         """The rows of the main tables."""
         return [row for row in self.rows if not row.is_ablation]
 
-    def reference(self, recipe: str = PAPER_RECIPE) -> Row | None:
+    def reference(self, recipe: str = paper.RECIPE) -> Row | None:
         """PERL with the paper's settings: trained by this recipe, else by whatever there is."""
-        rows = [row for row in self.rows if row.method == "perl" and not row.settings]
+        rows = [row for row in self.rows if row.is_paper_perl]
         return min(rows, key=lambda row: row.recipe != recipe, default=None)
 
     @cached_property
@@ -175,7 +177,8 @@ class Study:
 def study(condition: Condition, outcomes: Sequence[Outcome]) -> Study:
     """Arrays from the runs of one condition."""
     names = {o.dataset for o in outcomes} | {name for o in outcomes for name, _ in o.accuracy}
-    sets = tuple(sorted(names, key=lambda name: (name != condition.source, *rank(name, _SETS))))
+    known = [*(name for o in outcomes for name in o.suite), *paper.SETS]
+    sets = tuple(sorted(names, key=lambda name: (name != condition.source, *rank(name, known))))
     by_row: dict[Row, list[Outcome]] = {}
     for outcome in outcomes:
         by_row.setdefault(outcome.row, []).append(outcome)
@@ -184,9 +187,6 @@ def study(condition: Condition, outcomes: Sequence[Outcome]) -> Study:
     labels = {place: hits[0] for o in perl_last for place, hits in o.hits.items()}  # PERL's, where it is there
     rows = {row: _scores(by_row[row], sets, metrics, labels) for row in sorted(by_row, key=lambda row: row.order)}
     return Study(condition, sets, rows, _notes(by_row, rows, sets))
-
-
-_SETS = (*dataset_names(), *toybox_names())
 
 
 def rank(name: str, known: Sequence[str]) -> tuple[int, str]:

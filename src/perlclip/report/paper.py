@@ -1,4 +1,6 @@
-"""The paper's tables as printed, and the cells in them that contradict others.
+"""The paper: its settings, the order it names things in, its tables as printed, and the cells that contradict others.
+
+They are facts about the paper, not about this code: what runs are compared with stays, whatever defaults become.
 
 `published/tables.csv` holds the tables of `perl.tex` (without the column ×PERL, which follows from the parameters) and,
 as table `text`, the accuracies its prose names. The average HM is the mean of the data sets' HMs.
@@ -9,6 +11,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+
+SUITE, BACKBONE, RECIPE, SHOTS = "coop", "openai/clip-vit-base-patch16", "fast", 16
+METHODS = (
+    "zero-shot", "coop", "cocoop", "kgcoop", "maple", "promptsrc", "provp", "tcp", "mma", "mmrl", "mmrl++", "perl",
+)  # fmt: skip
+SETS = (
+    "imagenet", "caltech101", "oxford_pets", "stanford_cars", "oxford_flowers", "food101", "fgvc_aircraft", "sun397",
+    "dtd", "eurosat", "ucf101", "imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r",
+)  # fmt: skip
+SOURCE = SETS[0]
+AVERAGED_OVER = {"base-to-novel": 11, "cross-dataset": 11, "domain-shift": 5}  # sets of each protocol
+# PERL's settings, the depth of each variant, and the order in which the tables have the words among the settings.
+PERL = {
+    "rank": 1, "steps": 4, "depth": 7, "anchor": 1.0, "modalities": "both", "variant": "shared", "init": "normal",
+}  # fmt: skip
+DEPTHS = {"shared": 7, "early": 0, "deep": (3, 7, 11), "step": 7, "layer": (7, 9, 11), "layerstep": (7, 9, 11)}
+WORDS = (*DEPTHS, "text", "vision", "both", "normal", "torch", "zero")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from perlclip.bench.store import UNTRAINED
-from perlclip.methods.perl import INITS, MODALITIES, VARIANTS
-from perlclip.report.comparison import DEFAULTS, PAPER_RECIPE, PAPER_SETS, Row, Scores, Study, rank, shown
-from perlclip.report.paper import Published, value
+from perlclip.report import paper
+from perlclip.report.comparison import Row, Scores, Study, rank, shown
+from perlclip.report.paper import Published
 from perlclip.report.statistics import AVERAGES, DRAWS, Array, by_set, interval, over_seeds
-from perlclip.report.tables import MISSING, OUTSIDE, Cell, Column, Line, Table
+from perlclip.report.tables import OUTSIDE, Cell, Column, Line, Table
+from perlclip.viz.markup import MISSING
 
-# Settings of PERL's: what they are, and the paper's symbol.
-SETTINGS = {
+# Settings of PERL's that ablations vary: what they are, and the paper's symbol.
+VARIED = {
     "depth": ("injection depth", "J"),
     "steps": ("refinement steps", "K"),
     "modalities": ("towers that think", ""),
@@ -110,17 +111,17 @@ def ablations(study: Study) -> list[tuple[str, Table]]:
             rows += groups[untrained, key]
         if others:
             del groups[untrained, key]
-    keys = sorted(groups, key=lambda g: (g[0] != PAPER_RECIPE, g[0], not g[1], *rank(g[1], list(SETTINGS))))
+    keys = sorted(groups, key=lambda g: (g[0] != paper.RECIPE, g[0], not g[1], *rank(g[1], list(VARIED))))
     return [(key, _ablation(study, recipe, key, groups[recipe, key])) for recipe, key in keys]
 
 
 def _ablation(study: Study, recipe: str, key: str, rows: Sequence[Row]) -> Table:
     """The default stands among the others, and all are averaged over the sets that the others have."""
-    what, symbol = SETTINGS.get(key, (key or "other settings", ""))
+    what, symbol = VARIED.get(key, (key or "other settings", ""))
     default = study.reference(recipe)
     settings: dict[Row, Any] = {row: dict(row.settings).get(key, row.setting) for row in rows}
     if default is not None and default.recipe == recipe:
-        settings[default] = DEFAULTS.get(key, "none")
+        settings[default] = paper.PERL.get(key, "none")
     else:
         default = None
     lines = [
@@ -130,7 +131,7 @@ def _ablation(study: Study, recipe: str, key: str, rows: Sequence[Row]) -> Table
     places = range(len(study.sets))
     columns = [d for d in places if any(_there(study.rows[row], d) for row in rows)] or places
     which = "" if len(columns) == len(places) else f" ({', '.join(study.sets[d] for d in columns)})"
-    told = f"PERL's {what} {symbol}".rstrip() + ("" if recipe == PAPER_RECIPE else f", recipe {recipe}")
+    told = f"PERL's {what} {symbol}".rstrip() + ("" if recipe == paper.RECIPE else f", recipe {recipe}")
     return replace(
         _averages(study, lines, columns, default),
         name=f"{study.name}-ablation-{key or 'other'}-{recipe}",
@@ -147,7 +148,7 @@ def _there(scores: Scores, d: int) -> bool:
 def _order(setting: Any) -> tuple[Any, ...]:
     """Numbers by size, several of them after one, words in the paper's order."""
     if isinstance(setting, str):
-        return 2, *rank(setting, [*VARIANTS, *reversed(MODALITIES), *INITS])
+        return 2, *rank(setting, paper.WORDS)
     return (1, *setting) if isinstance(setting, tuple) else (0, setting)
 
 
@@ -163,27 +164,28 @@ def _averages(
     found = []
     for row, label, setting in lines:
         scores = study.rows[row]
-        paper = {name: _paper_average(study, row, name, len(columns)) for name in (*names, "parameters", gap)}
+        printed = {name: _paper_average(study, row, name, len(columns)) for name in (*names, "parameters", gap)}
         spreads = over_seeds(formula, scores.of(columns))
-        cells = [_parameters(scores, paper["parameters"]), _ratio(scores, study.rows[reference] if reference else None)]
-        cells += [_cell(*spreads[name], paper[name]) for name in names]
+        perls = study.rows[reference] if reference else None
+        cells = [_parameters(scores, printed["parameters"]), _ratio(scores, perls)]
+        cells += [_cell(*spreads[name], printed[name]) for name in names]
         if main:
-            cells.append(_difference(study, row, reference, columns, paper[gap]))
+            cells.append(_difference(study, row, reference, columns, printed[gap]))
         found.append(Line(row, label, scores.seeds, tuple(cells), setting))
     return Table("", "", "", "method", tuple(heads), tuple(found))
 
 
-def _cell(number: Any, spread: Any = None, paper: Published | None = None) -> Cell:
+def _cell(number: Any, spread: Any = None, printed: Published | None = None) -> Cell:
     if np.isnan(number):
-        return Cell(paper=paper)
-    return Cell(float(number), None if spread is None else float(spread), paper=paper)
+        return Cell(paper=printed)
+    return Cell(float(number), None if spread is None else float(spread), paper=printed)
 
 
-def _parameters(scores: Scores, paper: Published | None) -> Cell:
+def _parameters(scores: Scores, printed: Published | None) -> Cell:
     counts = scores.parameters
     if not counts:
-        return Cell(paper=paper)
-    return Cell(sum(counts) / len(counts), span=(counts[0], counts[-1]) if len(counts) > 1 else None, paper=paper)
+        return Cell(paper=printed)
+    return Cell(sum(counts) / len(counts), span=(counts[0], counts[-1]) if len(counts) > 1 else None, paper=printed)
 
 
 def _ratio(scores: Scores, reference: Scores | None) -> Cell:
@@ -191,7 +193,9 @@ def _ratio(scores: Scores, reference: Scores | None) -> Cell:
     return Cell(ours / perls) if ours is not None and perls else Cell()
 
 
-def _difference(study: Study, row: Row, reference: Row | None, columns: Sequence[int], paper: Published | None) -> Cell:
+def _difference(
+    study: Study, row: Row, reference: Row | None, columns: Sequence[int], printed: Published | None
+) -> Cell:
     if reference is None or row == reference:
         return Cell(word="reference" if reference else "")
     formula, main = AVERAGES[study.condition.protocol]
@@ -201,7 +205,7 @@ def _difference(study: Study, row: Row, reference: Row | None, columns: Sequence
         return over_seeds(formula, study.rows[one].of(columns))[main][0], formula(drawn)[main]
 
     (ours, ours_B), (perls, perls_B) = of(row), of(reference)
-    cell = _cell(ours - perls, None, paper)
+    cell = _cell(ours - perls, None, printed)
     return cell if cell.value is None else replace(cell, span=interval(ours_B - perls_B))
 
 
@@ -218,7 +222,7 @@ def _paper_average(study: Study, row: Row, column: str, count: int) -> Published
         return _paper(study, row, study.condition.source, "accuracy")
     if column == "parameters":
         return _paper(study, row, "average", column)
-    whole = count == PAPER_SETS.get(study.condition.protocol)
+    whole = count == paper.AVERAGED_OVER.get(study.condition.protocol)
     return _paper(study, row, "average", _PAPER[column]) if whole and column in _PAPER else None
 
 
@@ -226,7 +230,7 @@ def _paper(study: Study, row: Row, dataset: str, metric: str) -> Published | Non
     if not study.condition.has_paper:
         return None
     recipe = "original" if row.recipe.startswith("original") else row.recipe
-    return value(study.condition.protocol, recipe, row.method, dataset, metric, row.setting)
+    return paper.value(study.condition.protocol, recipe, row.method, dataset, metric, row.setting)
 
 
 # ---- words ----
@@ -288,7 +292,7 @@ def _training(study: Study) -> str:
     classes = "base class" if c.protocol == "base-to-novel" else "class"
     source = f" of {c.source}" if c.source else ""
     unless = " unless a row names another" if len(recipes) > 1 else ""
-    recipe = PAPER_RECIPE if PAPER_RECIPE in recipes else recipes[0]
+    recipe = paper.RECIPE if paper.RECIPE in recipes else recipes[0]
     return f", trained on {shots} of each {classes}{source} by recipe {recipe}{unless}"
 
 

@@ -1,4 +1,4 @@
-"""A table as data: what `text`, `page` and `figures` write down, so that all of them show the same numbers."""
+"""A table as data: what `formats`, `plots` and the page show, so that all of them show the same numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from typing import Any
 
 from perlclip.report.comparison import Row
 from perlclip.report.paper import Published
+from perlclip.viz.markup import MISSING
 
-MISSING, OUTSIDE = "–", "†"
+OUTSIDE = "†"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,20 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A cell in words: the number, what stands beside it, and whether it is `best` or `second` of its column."""
+
+    number: str
+    beside: list[str]
+    mark: str
+    value: float | None
+    kind: str
+
+    def __str__(self) -> str:
+        return " ".join([self.number, *self.beside])
+
+
+@dataclass(frozen=True)
 class Table:
     """`name` is its file's, `caption` a sentence that stands alone, `head` the title of the labels."""
 
@@ -75,6 +90,20 @@ class Table:
                 found |= {(i, c): mark for i, other in ranked.items() if other == text}
         return found
 
+    def texts(self) -> list[tuple[Line, list[Shown]]]:
+        """Of each line its cells in words."""
+        marks = self.marks()
+        return [
+            (
+                line,
+                [
+                    Shown(number(cell, column), beside(cell, column), marks.get((i, c), ""), cell.value, column.kind)
+                    for c, (cell, column) in enumerate(zip(line.cells, self.columns, strict=True))
+                ],
+            )
+            for i, line in enumerate(self.lines)
+        ]
+
 
 def _count(cell: Cell) -> str:
     return "–".join(f"{count:,.0f}" for count in cell.span or (cell.value,))
@@ -99,7 +128,7 @@ def number(cell: Cell, column: Column) -> str:
     return MISSING if cell.value is None and not cell.word else cell.word or NUMBERS[column.kind](cell)
 
 
-def beside(cell: Cell, column: Column) -> str:
+def beside(cell: Cell, column: Column) -> list[str]:
     """What follows the number: ± spread, [interval], (the paper's)."""
     parts = []
     if cell.spread is not None:
@@ -108,4 +137,4 @@ def beside(cell: Cell, column: Column) -> str:
         parts.append(f"[{signed(cell.span[0])}, {signed(cell.span[1])}]")
     if cell.paper:
         parts.append(f"({cell.paper.printed.replace('-', '−')}{OUTSIDE * cell.outside})")
-    return " ".join(parts)
+    return parts

@@ -7,27 +7,29 @@ from itertools import chain
 from pathlib import Path
 
 from perlclip.files import write_files
-from perlclip.report.collect import Collected, collect, name_of
-from perlclip.report.dynamics import LONG, Chapter, chapters, dynamics_markdown
-from perlclip.report.page import dynamics_html, page, plain_table, study_html
+from perlclip.report.collect import Chapter, Collected, chapters, collect, name_of
+from perlclip.report.formats import comma_separated, latex, markdown, plain_latex, runs_csv
 from perlclip.report.paper import slips
-from perlclip.report.plots import Drawing, drawings
+from perlclip.report.plots import drawings
 from perlclip.report.sections import Section, section
-from perlclip.report.text import aligned, comma_separated, latex, markdown, plain_csv, plain_latex, runs_csv
+from perlclip.report.tables import OUTSIDE
+from perlclip.viz.drawing import Drawing
+from perlclip.viz.dynamics import LONG
+from perlclip.viz.markup import MISSING, aligned, csv_text
+from perlclip.viz.pages import page
 
-TITLE = "Results"
 Parts = Sequence[tuple[Section, Sequence[Drawing]]]
 
 
 @dataclass(frozen=True)
-class Report:
+class Written:
     """What was written, and the summary to print."""
 
     files: list[Path]
     summary: str
 
 
-def write_report(folders: Sequence[Path], out: Path, *, analysis: Sequence[Path] = ()) -> Report:
+def write_report(folders: Sequence[Path], out: Path, *, analysis: Sequence[Path] = ()) -> Written:
     """Report on all runs below the folders, with what `analyze_store` wrote. The same files give the same bytes."""
     found, analyses = collect(folders), chapters(analysis)
     sections = [section(study) for study in found.studies]
@@ -39,18 +41,17 @@ def write_report(folders: Sequence[Path], out: Path, *, analysis: Sequence[Path]
             contents[out / "tables" / f"{table.name}.tex"] = latex(table)
     for chapter in analyses:
         name, numbers = chapter.name, chapter.found
-        contents[out / "tables" / f"{name}.csv"] = plain_csv(LONG, numbers.long())
+        contents[out / "tables" / f"{name}.csv"] = csv_text(LONG, numbers.long())
         contents[out / "tables" / f"{name}.tex"] = plain_latex(
             name, f"{chapter.title}. {numbers.note}", numbers.head, numbers.rows
         )
     for drawing in chain(*(figures for _, figures in parts), *(chapter.drawings for chapter in analyses)):
-        contents[out / "figures" / f"{drawing.name}.png"] = drawing.png
-        contents[out / "figures" / f"{drawing.name}.svg"] = drawing.svg
+        contents |= drawing.files(out / "figures")
     contents[out / "runs.csv"] = runs_csv(found.complete)
     contents[out / "report.md"] = _markdown(found, parts, analyses)
     contents[out / "index.html"] = _html(found, parts, analyses)
     write_files({path: text.encode() if isinstance(text, str) else text for path, text in contents.items()})
-    return Report(list(contents), "\n".join([*map(_head, sections), _counts(found)]))
+    return Written(list(contents), "\n".join([*map(_head, sections), _counts(found)]))
 
 
 def _head(one: Section) -> str:
@@ -92,7 +93,7 @@ ABOUT_SLIPS = "Cells of the paper's tables that contradict others; beside our nu
 
 
 def _markdown(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> str:
-    lines = [f"# {TITLE}", _counts(found)]
+    lines = ["# Results", _counts(found)]
     lines += ["\n".join(f"- {escape(trouble, quote=False)}" for trouble in _troubles(found))] * bool(_troubles(found))
     for one, figures in parts:
         lines += [f"## {one.title}", " ".join(one.sentences), *one.notes]
@@ -106,7 +107,7 @@ def _markdown(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> st
             lines += [f"### {table.title}" if alone else f"<details><summary>{table.title}</summary>"]
             lines += [markdown(table).rstrip(), *(["</details>"] * (not alone))]
     for chapter in analyses:
-        lines += dynamics_markdown(chapter.title, chapter.found, f"figures/{chapter.name}-")
+        lines.append(chapter.found.markdown(chapter.title, f"figures/{chapter.name}-"))
     slipped = _slips(parts)
     if slipped:
         lines += ["## Slips in the paper", ABOUT_SLIPS, aligned(SLIPS, slipped).rstrip()]
@@ -114,10 +115,16 @@ def _markdown(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> st
 
 
 def _html(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> str:
-    troubles = "".join(f"<li>{escape(trouble)}</li>" for trouble in _troubles(found))
-    head = f"<p>{_counts(found)}</p>" + (f"<ul class=warning>{troubles}</ul>" if troubles else "")
-    slipped = _slips(parts)
-    tail = f"<h2>Slips in the paper</h2>\n<p>{ABOUT_SLIPS}</p>\n{plain_table(SLIPS, slipped)}" if slipped else ""
-    sections = [(one.study.name, one.short, study_html(one, figures)) for one, figures in parts]
-    sections += [(chapter.name, chapter.title, dynamics_html(chapter)) for chapter in analyses]
-    return page(f"perlclip: {TITLE.lower()}", head, sections, tail)
+    return page(
+        "report.html",
+        title="perlclip: results",
+        counts=_counts(found),
+        troubles=_troubles(found),
+        parts=parts,
+        chapters=analyses,
+        slips=_slips(parts),
+        slips_head=SLIPS,
+        about_slips=ABOUT_SLIPS,
+        missing=MISSING,
+        outside=OUTSIDE,
+    )

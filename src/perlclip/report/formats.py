@@ -1,12 +1,11 @@
 """A table as Markdown, CSV and LaTeX, and runs as CSV."""
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from perlclip.bench.store import Record
-from perlclip.report.tables import OUTSIDE, Cell, Column, Table, beside, number
+from perlclip.report.tables import OUTSIDE, Cell, Column, Table
+from perlclip.viz.markup import aligned, csv_lines
 
 _MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
 _LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
@@ -17,65 +16,27 @@ _GAP = 2  # what the space between two columns costs
 def markdown(table: Table) -> str:
     """To read on GitHub and to paste."""
     rows = [
-        [label, *(f"{_MARKDOWN[mark].format(main)} {rest}".rstrip() for main, rest, mark in cells)]
-        for label, cells in texts(table)
+        [line.label, *(" ".join([_MARKDOWN[cell.mark].format(cell.number), *cell.beside]) for cell in cells)]
+        for line, cells in table.texts()
     ]
     return aligned([table.head, *(column.title for column in table.columns)], rows)
-
-
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Any table of words as Markdown, its columns below each other."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |\n"
-        for line in lines
-    )
-
-
-def texts(table: Table) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Of each line its label, and of each cell the number, what is beside it, and how it is marked."""
-    marks = table.marks()
-    return [
-        (
-            line.label,
-            [
-                (number(cell, column), beside(cell, column), marks.get((i, c), ""))
-                for c, (cell, column) in enumerate(zip(line.cells, table.columns, strict=True))
-            ],
-        )
-        for i, line in enumerate(table.lines)
-    ]
 
 
 # ---- CSV ----
 
 
-def plain_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Any table at full precision."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return file.getvalue()
-
-
 def comma_separated(table: Table) -> str:
     """Full precision, a column for each part of a cell."""
     papers = [any(line.cells[c].paper for line in table.lines) for c in range(len(table.columns))]
-    file = io.StringIO()
-    writer: csv.DictWriter[str] | None = None
+    lines = []
     for line in table.lines:
         row = line.row
         values: dict[str, object] = {"label": line.label, "method": row.method, "settings": row.setting}
         values |= {"recipe": row.recipe, "seeds": " ".join(map(str, line.seeds))}
         for cell, column, paper in zip(line.cells, table.columns, papers, strict=True):
             values |= dict(_parts(cell, column, paper))
-        if writer is None:
-            writer = csv.DictWriter(file, list(values), lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(values)
-    return file.getvalue()
+        lines.append(values)
+    return csv_lines(lines)
 
 
 def _parts(cell: Cell, column: Column, with_paper: bool) -> Iterator[tuple[str, object]]:
@@ -95,13 +56,7 @@ def _parts(cell: Cell, column: Column, with_paper: bool) -> Iterator[tuple[str, 
 
 def runs_csv(records: Sequence[Record]) -> str:
     """A line for each run at full precision: what it is, accuracy of every test and step, parameters, costs."""
-    lines = [_line(record) for record in records]
-    header = dict.fromkeys(key for line in sorted(lines, key=len, reverse=True) for key in line)
-    file = io.StringIO()
-    writer = csv.DictWriter(file, header, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return file.getvalue()
+    return csv_lines([_line(record) for record in records])
 
 
 def _line(record: Record) -> dict[str, Any]:
@@ -167,12 +122,12 @@ def _legend(table: Table) -> Iterator[str]:
 
 def _blocks(table: Table) -> list[list[int]]:
     """Columns that fit side by side."""
-    lines = texts(table)
-    room = _WIDTH - max(len(label) for label, _ in lines)
+    lines = table.texts()
+    room = _WIDTH - max(len(line.label) for line, _ in lines)
     blocks: list[list[int]] = [[]]
     used = 0
     for c, column in enumerate(table.columns):
-        width = _GAP + max(len(column.title), *(len(f"{cells[c][0]} {cells[c][1]}".rstrip()) for _, cells in lines))
+        width = _GAP + max(len(column.title), *(len(str(cells[c])) for _, cells in lines))
         if used + width > room and blocks[-1]:
             blocks.append([])
             used = 0
@@ -182,16 +137,10 @@ def _blocks(table: Table) -> list[list[int]]:
 
 
 def _tabular(table: Table, columns: list[int]) -> str:
-    rows = [[table.head, *(table.columns[c].title for c in columns)]]
-    rows[0] = [escaped(title) for title in rows[0]]
-    for label, cells in texts(table):
-        chosen = (cells[c] for c in columns)
-        rows.append(
-            [
-                escaped(label),
-                *(f"{_LATEX[m].format(escaped(main))} {escaped(rest)}".rstrip() for main, rest, m in chosen),
-            ]
-        )
+    rows = [[escaped(title) for title in (table.head, *(table.columns[c].title for c in columns))]]
+    for line, cells in table.texts():
+        marked = [(_LATEX[cells[c].mark].format(escaped(cells[c].number)), cells[c].beside) for c in columns]
+        rows.append([escaped(line.label), *(" ".join([main, *map(escaped, rest)]) for main, rest in marked)])
     alignment = "".join("r" if table.columns[c].kind in ("count", "ratio") else "l" for c in columns)
     return _ruled(f"l{alignment}", rows)
 
