@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +12,16 @@ import pytest
 
 import perlclip
 from perlclip.bench import run as perform
-from perlclip.bench.executors.local import Machines, run_all, summary, units
+from perlclip.bench.machines import Machines
 from perlclip.bench.protocols import ABLATIONS, PROTOCOLS, Benchmark, training_of
 from perlclip.bench.run import list_fingerprint
+from perlclip.bench.schedule import run_all, summary, units
 from perlclip.bench.store import RECORD, Run, Store
 from perlclip.data import DataSet, ImageSet
 from perlclip.data.suites import SUITES
-from tests.bench.test_runs import NAMES, grid, load, numbers, one_thread, weights  # noqa: F401 (a fixture)
+from perlclip.methods import Config, method_class
+from tests.bench.suites import NAMES, load
+from tests.bench.test_runs import grid, numbers, one_thread, weights  # noqa: F401 (a fixture)
 from tests.cli.test_cli import fails, run
 from tests.data.test_catalog import minis  # noqa: F401 (a fixture)
 
@@ -123,6 +126,73 @@ def test_original_is_the_recipe_that_the_authors_have_for_the_protocol(protocol,
 def test_what_does_not_go_together_is_refused(changes, words):
     with pytest.raises(perlclip.PerlclipError, match=words.replace("?", r"\?")):
         fine(**changes)
+
+
+def test_a_method_without_the_recipe_asked_for_is_refused(tmp_path, monkeypatch):
+    """A trained method that has no recipe was run untrained."""
+    for recipes, known in (({}, "none"), ({"slow": perlclip.Recipe()}, "slow")):
+        monkeypatch.setitem(perlclip.RECIPES, "mma", recipes)
+        said = fails(*bench("base-to-novel", tmp_path, "--methods", "mma"))
+        assert f"unknown recipe of method 'mma': 'fast'; known: {known}" in said
+    assert fine("base-to-novel", methods=["mma"], recipe="slow")[0].recipe == "slow"
+    assert fine("base-to-novel", methods=["zero-shot"], recipe="slow")[0].recipe == "none", "nothing to train"
+
+
+@pytest.mark.parametrize(
+    ("suite", "protocol", "words"),
+    [
+        (dict(source=""), "cross-dataset", "suite 'own' has no source, which cross-dataset needs"),
+        (dict(targets=()), "cross-dataset", "suite 'own' has no targets, which cross-dataset needs"),
+        (dict(variants=()), "domain-shift", "suite 'own' has no variants, which domain-shift needs"),
+        (dict(variants=()), "all", "suite 'own' has no variants, which domain-shift needs"),
+        (dict(source="", targets=()), "few-shot", "suite 'own' has neither a source nor targets"),
+    ],
+)
+def test_a_protocol_needs_the_roles_that_it_is_about(suite, protocol, words, monkeypatch):
+    monkeypatch.setitem(SUITES, "own", replace(SUITES["fine"], name="own", **suite))
+    with pytest.raises(perlclip.PerlclipError, match=words):
+        fine(protocol, suite="own")
+
+
+def test_a_suite_without_a_source_is_trained_set_by_set(monkeypatch):
+    monkeypatch.setitem(SUITES, "own", replace(SUITES["fine"], name="own", source="", backbone="x/y"))
+    runs = fine("base-to-novel", suite="own")
+    assert [(one.dataset, one.backbone) for one in runs] == [("b", "x/y"), ("c", "x/y")]
+    assert runs[0].name == "base-to-novel/own/b/perl-fast-4shot-seed1", "its own backbone is the usual one"
+    assert replace(runs[0], backbone="tiny").name.startswith(f"{runs[0].name}-")
+
+
+def test_settings_of_a_published_set_are_not_for_others_of_that_name(monkeypatch):
+    own = replace(SUITES["coop"], name="own", published=False, on_disk=False, backbone="tiny")
+    monkeypatch.setitem(SUITES, "own", own)
+    for suite, dim, rate in (("coop", 2048, 5.0), ("own", 512, 0.1)):
+        mmrl, provp = (
+            fine("base-to-novel", suite=suite, datasets=[name], methods=[method], recipe="original")[0]
+            for name, method in (("eurosat", "mmrl"), ("imagenet", "provp"))
+        )
+        assert perform.plan(mmrl)["config"]["dim"] == dim and perform.plan(provp)["recipe"]["lr"] == rate
+
+
+def test_a_setting_is_left_out_only_if_nothing_changes_without_it(monkeypatch):
+    """A setting may have a default that depends on another."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Layers(Config):
+        deep: bool = False
+        layers: int | None = None
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "layers", self.layers or (9 if self.deep else 3))
+
+    monkeypatch.setattr(method_class("mma"), "config_class", Layers)
+
+    def kept(**settings) -> dict:
+        (one,) = fine("base-to-novel", datasets=["a"], methods=["mma"], settings={"mma": settings})
+        return dict(one.settings)
+
+    assert kept(layers=3, deep=False) == kept(layers=3) == kept() == {}
+    assert kept(layers=9, deep=True) == kept(deep=True) == {"deep": True}
+    assert kept(layers=3, deep=True) == {"layers": 3, "deep": True} and kept(layers=9) == {"layers": 9}
 
 
 def test_names_of_the_real_suite_are_plain_with_its_usual_backbone():

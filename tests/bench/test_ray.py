@@ -1,56 +1,53 @@
 """The ray executor, against a real Ray on this machine: the same numbers, also when a worker is killed."""
 
-import os
-import signal
 import socket
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import perlclip.training.loop
+import perlclip
 from perlclip.bench.executors import ray as executor_ray
-from perlclip.bench.executors.local import Machines, run_all
-from perlclip.bench.run import resolve
+from perlclip.bench.machines import Machines
+from perlclip.bench.schedule import run_all
 from perlclip.bench.store import CHECKPOINT, Store
-from tests.bench.test_runs import bench, done, grid, install_eagerly, numbers, one_thread, weights, workspace  # noqa: F401
+from tests.bench.test_runs import bench, done, grid, numbers, one_thread, weights  # noqa: F401 (fixtures)
 from tests.cli.test_cli import fails
 
 ray = pytest.importorskip("ray")
 
 
-@dataclass(frozen=True)
-class Killer:
-    """What workers are prepared with: checkpoints after every step, and one of them dies in its second step, once."""
+# A plugin as a user would write one, in a file: one worker dies in its second step, once.
+KILLER = """
+import os, signal
+from pathlib import Path
+import perlclip.training.loop as loop
+import tests.bench.eager
 
-    marker: Path
+train_step = loop._Run.train_step
 
-    def __call__(self) -> None:
-        install_eagerly()
-        train_step = perlclip.training.loop._Run.train_step
-
-        def step(run: Any, *batch: Any) -> float:
-            if run.step == 1 and self._first():
-                os.kill(os.getpid(), signal.SIGKILL)
-            return train_step(run, *batch)
-
-        perlclip.training.loop._Run.train_step = step
-
-    def _first(self) -> bool:
+def step(run, *batch):
+    if run.step == 1:
         try:
-            self.marker.touch(exist_ok=False)
-            return True
+            Path({marker!r}).touch(exist_ok=False)
         except FileExistsError:
-            return False
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return train_step(run, *batch)
+
+loop._Run.train_step = step
+"""
 
 
 def test_a_killed_worker_is_replaced_and_its_run_goes_on(done, tmp_path, capsys):  # noqa: F811
     """Two workers, one of which is killed in the middle of a training: the end is that of the local executor."""
     store, marker = Store(tmp_path / "runs"), tmp_path / "killed"
-    records = run_all(grid(), store, Machines(executor="ray", jobs=2, prepare=Killer(marker)))
+    plugin = tmp_path / "killer.py"
+    plugin.write_text(KILLER.format(marker=str(marker)))
+    records = run_all(grid(), store, Machines(executor="ray", jobs=2, plugins=(str(plugin),)))
     assert marker.exists(), "a worker was killed"
     assert [numbers(record) for record in records] == [numbers(record) for record in done[1]]
     assert [weights(store, one) for one in grid()] == [weights(done[0], one) for one in grid()]
@@ -66,14 +63,13 @@ def cluster_with(error: Exception) -> SimpleNamespace:
     return SimpleNamespace(get=get, exceptions=ray.exceptions)
 
 
-def test_a_run_whose_workers_all_die_has_failed_unless_it_was_complete(done, tmp_path, workspace):  # noqa: F811
+def test_a_run_whose_workers_all_die_has_failed_unless_it_was_complete(done, tmp_path):  # noqa: F811
     one, dead = grid()[0], cluster_with(ray.exceptions.WorkerCrashedError())
-    plans = {one: resolve(one, workspace)}
-    assert executor_ray._record(dead, None, one, plans, done[0]) == done[1][0], "it died after its last write"
-    record = executor_ray._record(dead, None, one, plans, Store(tmp_path))
+    assert executor_ray._record(dead, None, one, done[0], Machines()) == done[1][0], "it died after its last write"
+    record = executor_ray._record(dead, None, one, Store(tmp_path), Machines())
     assert record["status"] == "failed" and record["error"].startswith("its workers died, 4 times: The worker died")
     unfit = cluster_with(ray.exceptions.RayTaskError("perform", "", perlclip.PerlclipError("no backbone here")))
-    assert executor_ray._record(unfit, None, one, plans, Store(tmp_path))["error"] == "no backbone here"
+    assert executor_ray._record(unfit, None, one, Store(tmp_path), Machines())["error"] == "no backbone here"
     assert len(Store(tmp_path).records().failed) == 1
 
 

@@ -20,44 +20,20 @@ import torch
 
 import perlclip
 import perlclip.training.loop
-from perlclip.bench.executors import local as executor
-from perlclip.bench.executors.local import Machines, estimate, run_all
+from perlclip.bench import run as performing
+from perlclip.bench.executors import local
+from perlclip.bench.machines import Machines
 from perlclip.bench.protocols import Benchmark
-from perlclip.bench.run import Workspace, resolve
+from perlclip.bench.run import Lookup, Workspace, resolve
+from perlclip.bench.schedule import estimate, run_all
 from perlclip.bench.store import CHECKPOINT, RECORD, Run, Store, failed_record
 from perlclip.cli import main
-from perlclip.data import DataSet, ImageSet
-from perlclip.data.suites import SUITES, Suite
+from perlclip.data import DataSet
+from perlclip.data.suites import SUITES
 from perlclip.methods.base import config_dict
 from perlclip.report.formats import runs_csv
+from tests.bench.suites import NAMES, load
 from tests.cli.test_cli import fails, run
-
-NAMES = ("red paper", "green grass", "blue sky", "white snow")
-COLOURS = ((200, 30, 30), (30, 180, 40), (30, 40, 200), (230, 230, 230))
-
-
-def draw(rng: np.random.Generator, per_class: int) -> ImageSet:
-    labels = [label for _ in range(per_class) for label in range(4)]
-    images = [np.clip(COLOURS[c] + rng.normal(0, 60, (64, 64, 3)), 0, 255).astype(np.uint8) for c in labels]
-    return ImageSet(images=images, labels=labels, class_names=NAMES)
-
-
-def load(name: str, root: Path | None = None) -> DataSet:
-    if name == "broken":
-        raise perlclip.PerlclipError("these pictures are lost")
-    if name == "deadly":
-        os.kill(os.getpid(), signal.SIGKILL)
-    rng = np.random.default_rng(ord(name[0]))
-    return DataSet(name=name, train=draw(rng, 8), val=draw(rng, 1), test=draw(rng, 5))
-
-
-def install() -> None:
-    """Suites of little sets, for this process."""
-    SUITES["little"] = Suite(name="test", source="a", targets=("b",), variants=("broken", "deadly"), load=load)
-    SUITES["fine"] = Suite(name="test", source="a", targets=("b", "c"), variants=("d",), load=load)
-
-
-install()
 
 
 def grid(**changes) -> list[Run]:
@@ -181,7 +157,7 @@ def test_the_adapter_beside_it_answers_as_recorded(done):
 
 def test_complete_runs_are_not_done_again(done, monkeypatch, capsys):
     store, records = done
-    monkeypatch.setattr(executor, "perform", None)
+    monkeypatch.setattr(performing, "perform", None)
     assert run_all(grid(), store) == run_all(grid(), store, Machines(jobs=2)) == records
     assert "/6]" not in capsys.readouterr().err
 
@@ -199,8 +175,8 @@ def test_a_record_that_does_not_hold_any_more_counts_as_not_done(damage, copy, w
     }
     other = {"recipe": record["recipe"] | {"lr": 1.0}, "config": {}, "backbone": "0"}
     path.write_bytes(content.get(damage) or json.dumps(record | {damage: other[damage]}).encode())
-    assert copy.find(one, resolve(one, workspace)) is None
-    assert copy.find(grid()[2], resolve(grid()[2], workspace)) is not None
+    assert Lookup(copy, workspace).find(one) is None and copy.find(one, resolve(one, workspace)) is None
+    assert Lookup(copy, workspace).find(grid()[2]) is not None
     found = copy.records()
     unusable = damage in ("torn", "not ours", "failed")
     assert len(found.complete) == 6 - unusable
@@ -240,7 +216,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys):
     runs = grid(datasets=["broken", "a"], methods=["zero-shot"])
     broken, good = run_all(runs, Store(tmp_path))
     assert (broken["status"], broken["error"]) == ("failed", "these pictures are lost")
-    assert 'raise perlclip.PerlclipError("these pictures are lost")' in broken["traceback"]
+    assert 'raise PerlclipError("these pictures are lost")' in broken["traceback"]
     assert good["status"] == "complete" and len(Store(tmp_path).records().failed) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "[1/2] broken zero-shot: failed: these pictures are lost"
@@ -250,7 +226,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path, capsys):
 def test_several_processes_give_the_same_numbers_and_a_dying_one_is_replaced(done, tmp_path):
     shared = grid(suite="fine", protocol="all", datasets=["a"], methods=["perl"], seeds=[1])
     runs = [*grid(datasets=["deadly"], methods=["zero-shot"]), *grid(), *shared]
-    died, *records = run_all(runs, Store(tmp_path), Machines(jobs=2, prepare=install))
+    died, *records = run_all(runs, Store(tmp_path), Machines(jobs=2, plugins=("tests.bench.suites",)))
     records, (halves, cross, shift) = records[:-3], records[-3:]
     assert (died["status"], died["error"]) == ("failed", "its process died (signal SIGKILL)")
     assert [numbers(record) for record in records] == [numbers(record) for record in done[1]]
@@ -260,32 +236,17 @@ def test_several_processes_give_the_same_numbers_and_a_dying_one_is_replaced(don
 
 def test_processes_share_the_cards(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert executor._devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
-    assert executor._devices("cuda:1", 2) == ["cuda:1", "cuda:1"] and executor._devices("cpu", 1) == ["cpu"]
+    assert local._devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
+    assert local._devices("cuda:1", 2) == ["cuda:1", "cuda:1"] and local._devices("cpu", 1) == ["cpu"]
 
 
-def install_eagerly() -> None:
-    """Checkpoints after every step."""
-    install()
-    perlclip.training.loop.CHECKPOINT_SECONDS = 0
-
-
-CODE = """
-from dataclasses import replace
-from perlclip.bench.executors import local as executor
-from perlclip.cli import main
-from tests.bench.test_runs import install_eagerly
-install_eagerly()
-run_all = executor.run_all
-executor.run_all = lambda runs, store, machines: run_all(runs, store, replace(machines, prepare=install_eagerly))
-main()
-"""
 TRAINING = ["--suite", "little", "--datasets", "a", "--methods", "perl", "--recipe", "extended", "--shots", "8"]
 
 
 def start(out: Path, *options: str) -> subprocess.Popen:
     """A benchmark in a process of its own, and in a process group of its own, as a shell would start it."""
-    command = [sys.executable, "-c", CODE, "bench", "base-to-novel", *TRAINING, "--device", "cpu", "--out", str(out)]
+    command = [sys.executable, "-c", "from perlclip.cli import main; main()", "bench", "base-to-novel", *TRAINING]
+    command += ["--plugin", "tests.bench.eager", "--device", "cpu", "--out", str(out)]
     root = Path(__file__).parents[2]
     return subprocess.Popen(
         [*command, *options], stderr=subprocess.PIPE, text=True, cwd=root, start_new_session=True,
@@ -326,6 +287,27 @@ def test_ctrl_c_stops_all_processes_and_says_how_to_go_on(tmp_path):
     assert "Traceback" not in errors
     found = Store(tmp_path / "runs").records()
     assert len(found.complete) < 20 and not found.failed and not found.damaged
+
+
+def test_processes_end_with_a_killed_benchmark(tmp_path):
+    process = start(tmp_path, "--jobs", "2", "--seeds", *map(str, range(20)))
+    wait_for(process, lambda: len(list(tmp_path.rglob(CHECKPOINT))) > 1)
+    process.kill()
+    process.communicate(timeout=20)  # ends when the last process has closed stderr
+    assert process.returncode == -signal.SIGKILL and len(Store(tmp_path / "runs").records().complete) < 20
+
+
+def test_a_process_that_cannot_begin_is_a_failed_run(tmp_path):
+    """The parent knows the suite, its processes do not."""
+    machines = Machines(jobs=2, plugins=("tests.bench.missing",))
+    (record,) = run_all(grid(datasets=["a"], methods=["zero-shot"]), Store(tmp_path), machines)
+    assert record["error"].startswith("cannot load plugin 'tests.bench.missing'")
+
+
+def test_processes_may_have_processes_that_decode(done, tmp_path):
+    runs = grid(datasets=["a"], methods=["perl"])
+    records = run_all(runs, Store(tmp_path), Machines(jobs=2, workers=1, plugins=("tests.bench.suites",)))
+    assert [numbers(record) for record in records] == [numbers(record) for record in done[1][1:3]]
 
 
 # ---- the command ----
@@ -373,7 +355,8 @@ def test_dry_run_lists_what_is_left_and_how_long_it_takes(copy, tmp_path):
     options = ("--methods", "perl", "--shots", 4, "--dry-run", "--seeds", 1, 2)
     lines = run(*bench(tmp_path / "out", *options, 3)).stdout.splitlines()
     assert lines[:2] == [f"base-to-novel/little/{name}/perl-fast-4shot-seed3" for name in "ab"]
-    assert re.fullmatch(r"6 runs: 4 complete, 2 to do, about \d+\.\d min with --jobs 1", lines[2])
+    assert lines[2] == "not compared: the backbone's weights"
+    assert re.fullmatch(r"6 runs: 4 complete, 2 to do, about \d+\.\d min with --jobs 1", lines[3])
     nothing = run(*bench(tmp_path / "new", *options)).stdout.splitlines()[-1]
     assert nothing == "4 runs: 0 complete, 4 to do, an unknown time with --jobs 1"
     assert not (tmp_path / "new").exists()

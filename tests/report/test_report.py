@@ -132,6 +132,7 @@ def test_best_and_second_best_are_marked_and_what_reads_the_same_is_marked_the_s
 
 def test_a_missing_run_is_a_dash_in_its_place_and_in_every_average_over_it(store):
     one = identity("base-to-novel", "b", "coop", 2)
+    (Store(store).home(one) / "run.json").unlink()  # a failure does not replace it
     Store(store).write(one, failed_record(one, RuntimeError("no more\nmemory")))
     never = identity("base-to-novel", "c", "coop", 1)
     Store(store).write(never, failed_record(never, RuntimeError("lost")))

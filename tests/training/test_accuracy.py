@@ -5,7 +5,7 @@ import csv
 import pytest
 from PIL import Image
 
-from perlclip.bench.executors import local as executor
+from perlclip.bench import run as performing
 from perlclip.bench.store import Store
 from perlclip.cli import demonstration as demo
 
@@ -26,7 +26,7 @@ def test_perl_beats_zero_shot_on_base_and_keeps_novel(task, base_gain, tmp_path,
     # A run that is there is not done again; table and figure come from the files.
     (tmp_path / "demo.png").unlink()
     capsys.readouterr()
-    monkeypatch.setattr(executor, "perform", None)
+    monkeypatch.setattr(performing, "perform", None)
     demo.run_demo([task], tmp_path)
     assert f"| {base[0]:.1f} " in capsys.readouterr().out
     assert Image.open(tmp_path / "demo.png").width > 1000

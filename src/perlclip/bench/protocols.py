@@ -1,17 +1,18 @@
 """Which runs a benchmark consists of: everything here is a list.
 
-A suite is a row of `SUITES`: a source, targets, variants of the source, and how to load one of them. A protocol is a
-row of `PROTOCOLS`: the data sets it trains on, the classes of them that training sees, and the tests. An ablation is a
-row of `ABLATIONS`: values of one setting of PERL, run under base-to-novel. `perform` does a single run.
+A suite has data sets by role: a source, targets, variants of the source. A protocol is a row of `PROTOCOLS`: the data
+sets it trains on, the classes of them that training sees, and the tests. An ablation is a row of `ABLATIONS`: values of
+one setting of PERL, run under base-to-novel.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from perlclip.bench.store import Run, default_backbone
+from perlclip.bench.store import UNTRAINED, Run
 from perlclip.data.sets import ImageSet
-from perlclip.data.suites import SUITES, Suite
+from perlclip.data.suites import Suite, suite
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.methods.base import list_methods, method_class
 from perlclip.methods.recipes import RECIPES
@@ -41,41 +42,45 @@ class Protocol:
     datasets: Callable[[Suite], tuple[str, ...]]  # one after the other, to train on
     trains: str  # of the shots, the classes that training sees
     tests: Callable[[Suite, str], Sequence[Test]]  # of what was trained on a data set
+    needs: tuple[str, ...] = ()  # roles that a suite must have sets for
     shots: tuple[int, ...] = (16,)
     original: str = "original"  # which of the authors' recipes is theirs for this
 
 
-def _all_sets(suite: Suite) -> tuple[str, ...]:
-    return (suite.source, *suite.targets)
+def _all_sets(sets: Suite) -> tuple[str, ...]:
+    return (*_source(sets), *sets.targets)
 
 
-def _halves(suite: Suite, dataset: str) -> list[Test]:
+def _source(sets: Suite) -> tuple[str, ...]:
+    return (sets.source,) if sets.source else ()
+
+
+def _halves(sets: Suite, dataset: str) -> list[Test]:
     return [Test("base", dataset, "base", novel=False), Test("novel", dataset, "novel", novel=True)]
 
 
-def _elsewhere(source: str, others: Iterable[str]) -> list[Test]:
-    """The source and sets that training has not seen; also variants count as novel, as MMRL's authors have it."""
-    return [Test(source, source, "all", novel=False), *(Test(name, name, "all", novel=True) for name in others)]
+def _elsewhere(role: str) -> Protocol:
+    """Trained on the source, tested there and elsewhere; also variants count as novel, as MMRL's authors have it."""
+    return Protocol(
+        datasets=_source,
+        trains="all",
+        tests=lambda sets, dataset: [
+            Test(dataset, dataset, "all", novel=False),
+            *(Test(name, name, "all", novel=True) for name in getattr(sets, role)),
+        ],
+        needs=("source", role),
+        original="original-cross",
+    )
 
 
 PROTOCOLS: dict[str, Protocol] = {
     "base-to-novel": Protocol(datasets=_all_sets, trains="base", tests=_halves),
-    "cross-dataset": Protocol(
-        datasets=lambda suite: (suite.source,),
-        trains="all",
-        tests=lambda suite, dataset: _elsewhere(dataset, suite.targets),
-        original="original-cross",
-    ),
-    "domain-shift": Protocol(
-        datasets=lambda suite: (suite.source,),
-        trains="all",
-        tests=lambda suite, dataset: _elsewhere(dataset, suite.variants),
-        original="original-cross",
-    ),
+    "cross-dataset": _elsewhere("targets"),
+    "domain-shift": _elsewhere("variants"),
     "few-shot": Protocol(
         datasets=_all_sets,
         trains="all",
-        tests=lambda suite, dataset: [Test("all", dataset, "all", novel=False)],
+        tests=lambda sets, dataset: [Test("all", dataset, "all", novel=False)],
         shots=(1, 2, 4, 8, 16),
         original="original-few-shot",
     ),
@@ -113,12 +118,37 @@ def siblings(run: Run) -> Iterator[Run]:
     return (other for other in others if training_of(other) == training_of(run))
 
 
+def tests_of(run: Run) -> Sequence[Test]:
+    """What the run is tested on."""
+    return PROTOCOLS[run.protocol].tests(suite(run.suite), run.dataset)
+
+
+def known_dataset(suite_name: str, dataset: str) -> str:
+    """The name for which methods may have settings of their own; a user's set that has the same name is another."""
+    return dataset if suite(suite_name).published else ""
+
+
+def recipe_of(method: str, settings: Mapping[str, Any], wanted: str, protocol: str) -> str:
+    """The recipe that a method is trained with; `original` is the authors' for the protocol, as far as there is one.
+
+    Zero-shot CLIP has nothing to train, nor has PERL without a step, whose projectors reach nothing.
+    """
+    if method == "zero-shot" or (method, settings.get("steps")) == ("perl", 0):
+        return UNTRAINED
+    known = RECIPES.get(method, {})
+    if wanted == "original":
+        wanted = next((name for name in (PROTOCOLS[protocol].original, "original") if name in known), "fast")
+    if wanted not in known:
+        raise unknown_name(f"recipe of method {method!r}:", wanted, known)
+    return wanted
+
+
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
     """A grid of runs: every method on every data set with every seed. No names stand for all there are.
 
-    `protocol` may also be an ablation, or `all`. A recipe `original` is the authors' own for the protocol, as far as
-    there is one; PERL, which has none, keeps `fast`, as in the paper.
+    `protocol` may also be an ablation, or `all`; `suite` a name, or a file that describes one. A recipe `original` is
+    the authors' own for the protocol, as far as there is one; PERL, which has none, keeps `fast`, as in the paper.
     """
 
     protocol: str = "base-to-novel"
@@ -134,10 +164,10 @@ class Benchmark:
 
     def runs(self) -> list[Run]:
         """The runs, those of one data set together; what has nothing to train is evaluated once for all seeds."""
-        _check("suite", [self.suite], SUITES)
         _check("method", [*self.methods, *self.settings], list_methods())
         for method, settings in self.settings.items():
-            _check(f"setting of method {method!r}:", settings, _defaults(method))
+            known = [f.name for f in fields(method_class(method).config_class)]
+            _check(f"setting of method {method!r}:", settings, known)
         if not self.seeds:
             raise PerlclipError("a benchmark needs at least one seed")
         if self.protocol in ABLATIONS and set(self.methods) - {ABLATED}:
@@ -156,13 +186,22 @@ class Benchmark:
             for seed in self.seeds
         )
 
+    @cached_property
+    def _suite(self) -> Suite:
+        return suite(self.suite)
+
     def _datasets(self, protocol: str) -> Sequence[str]:
-        suite = SUITES[self.suite]
-        usual = PROTOCOLS[protocol].datasets(suite)
-        _check(f"data set of suite {self.suite!r}:", self.datasets, suite.names)
-        if self.datasets and usual == (suite.source,) != tuple(self.datasets):
-            raise PerlclipError(f"{protocol} trains on {suite.source!r} alone, got {', '.join(self.datasets)}")
-        return self.datasets or usual
+        sets, needs = self._suite, PROTOCOLS[protocol].needs
+        for role in needs:
+            if not getattr(sets, role):
+                raise PerlclipError(f"suite {sets.name!r} has no {role}, which {protocol} needs")
+        _check(f"data set of suite {sets.name!r}:", self.datasets, sets.names)
+        if self.datasets and needs and tuple(self.datasets) != (sets.source,):
+            raise PerlclipError(f"{protocol} trains on {sets.source!r} alone, got {', '.join(self.datasets)}")
+        found = self.datasets or PROTOCOLS[protocol].datasets(sets)
+        if not found:
+            raise PerlclipError(f"suite {sets.name!r} has neither a source nor targets, on which {protocol} trains")
+        return found
 
     def _rows(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Methods with their settings."""
@@ -172,37 +211,37 @@ class Benchmark:
         return [(method, self.settings.get(method, {})) for method in self.methods or list_methods()]
 
     def _run(self, protocol: str, dataset: str, method: str, settings: Mapping[str, Any], shots: int, seed: int) -> Run:
-        recipe = self._recipe(protocol, method)
-        # PERL without a step is zero-shot CLIP: its projectors reach nothing and get no gradient.
-        trained = method in RECIPES and (method, settings.get("steps")) != ("perl", 0)
-        training: dict[str, Any] = {"recipe": recipe, "shots": shots, "seed": seed} if trained else {}
-        backbone = self.backbone or default_backbone(self.suite)
-        usual = _defaults(method) | recipe_settings(method, recipe, backbone, dataset)
+        recipe, sets = recipe_of(method, settings, self.recipe, protocol), self._suite
+        training: dict[str, Any] = {} if recipe == UNTRAINED else {"recipe": recipe, "shots": shots, "seed": seed}
+        backbone = self.backbone or sets.backbone
+        usual = recipe_settings(method, recipe, backbone, known_dataset(sets.name, dataset)) if training else {}
         return Run(
             protocol=protocol,
-            suite=self.suite,
+            suite=sets.name,
             dataset=dataset,
             method=method,
-            settings=tuple((key, value) for key, value in _plain(settings) if value != usual[key]),
+            settings=_telling(method, settings, usual),
             backbone=backbone,
             precision=self.precision,
             **training,
         )
 
-    def _recipe(self, protocol: str, method: str) -> str:
-        known = RECIPES.get(method, {})
-        if self.recipe != "original":
-            return self.recipe
-        return next((name for name in (PROTOCOLS[protocol].original, "original") if name in known), "fast")
 
+def _telling(method: str, settings: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The settings without which the method would be another, in the order of their names, lists as tuples."""
 
-def _plain(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """In the order of the names, lists as tuples."""
-    return ((key, tuple(value) if isinstance(value, list) else value) for key, value in sorted(settings.items()))
+    def config(kept: Mapping[str, Any]) -> dict[str, Any]:
+        return asdict(method_class(method).config_class(**{**usual, **kept}))
 
-
-def _defaults(method: str) -> dict[str, Any]:
-    return {f.name: f.default for f in fields(method_class(method).config_class)}
+    kept = {key: tuple(value) if isinstance(value, list) else value for key, value in sorted(settings.items())}
+    whole = config(kept)
+    for key in list(kept):
+        without = {name: value for name, value in kept.items() if name != key}
+        try:
+            kept = without if config(without) == whole else kept
+        except PerlclipError:  # the others make no sense without it
+            continue
+    return tuple(kept.items())
 
 
 def _check(kind: str, names: Iterable[str], known: Collection[str]) -> None:

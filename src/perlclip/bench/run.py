@@ -4,7 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -14,20 +14,11 @@ import numpy as np
 
 from perlclip.adapters.folder import load_adapter, save_adapter
 from perlclip.backbone import Backbone, load_backbone
-from perlclip.bench.protocols import PARTS, PROTOCOLS, Test, siblings
-from perlclip.bench.store import (
-    CHECKPOINT,
-    UNTRAINED,
-    Record,
-    Run,
-    Store,
-    as_json,
-    complete_record,
-    environment,
-    peak_memory,
-)
+from perlclip.bench.environment import environment, peak_memory
+from perlclip.bench.protocols import PARTS, PROTOCOLS, Test, known_dataset, siblings, tests_of
+from perlclip.bench.store import CHECKPOINT, UNTRAINED, Record, Run, Store, as_json, complete_record, failed_record
 from perlclip.data.sets import DataSet, ImageSet
-from perlclip.data.suites import SUITES
+from perlclip.data.suites import suite
 from perlclip.errors import PerlclipError
 from perlclip.inference.cache import Memory
 from perlclip.inference.evaluation import Evaluation, evaluate
@@ -37,27 +28,34 @@ from perlclip.methods.recipes import recipe as recipe_by_name
 from perlclip.methods.recipes import settings as recipe_settings
 from perlclip.training.loop import fit
 
+CACHE_BYTES = 2 * 2**30  # of image tensors that tests have in common, on the backbone's device
+
 
 class Workspace:
     """What the runs of one process share: backbone, data sets, and what tests of the same images have in common."""
 
-    def __init__(self, device: str = "cpu", data: Path | None = None, workers: int = 0) -> None:
+    def __init__(
+        self, device: str = "cpu", data: Path | None = None, workers: int = 0, cache_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.data = data  # folder of the data sets
         self.workers = workers  # processes that decode images
-        self.memory = Memory()
+        self.memory = Memory(cache_bytes)
         self._trained_on = ("", "")
-        self._load = lambda suite, name: SUITES[suite].load(name, data)
         self._backbone = lru_cache(maxsize=1)(lambda name, dtype: load_backbone(name, device=device, dtype=dtype))
-        self._data = lru_cache(maxsize=1)(self._load)
+        self._data = lru_cache(maxsize=1)(self.load)
         self._test = lru_cache(maxsize=None)(self._load_test)
+
+    def load(self, suite_name: str, dataset: str) -> DataSet:
+        """A data set."""
+        return suite(suite_name).load(dataset, self.data)
 
     def backbone(self, run: Run) -> Backbone:
         """The run's backbone, on the workspace's device."""
         return self._backbone(run.backbone, run.precision)
 
     def shots(self, run: Run) -> ImageSet:
-        """All that training gets to see: shots of every class are drawn, then those of some kept, as CoOp does."""
-        data: DataSet = self._data(run.suite, run.dataset)
-        return PARTS[PROTOCOLS[run.protocol].trains](data.train.few_shot(run.shots, Random(run.seed)))
+        """All that training gets to see."""
+        return draw_shots(self._data(run.suite, run.dataset), PROTOCOLS[run.protocol].trains, run.shots, run.seed)
 
     def tests(self, run: Run) -> "dict[Test, TestSet]":
         """The run's tests. Those of runs that train on the same data set are kept until others come."""
@@ -65,13 +63,17 @@ class Workspace:
             self._trained_on = (run.suite, run.dataset)
             self._test.cache_clear()
             self.memory.forget()
-        tests = PROTOCOLS[run.protocol].tests(SUITES[run.suite], run.dataset)
-        return {test: self._test(run.suite, test.dataset, test.classes) for test in tests}
+        return {test: self._test(run.suite, test.dataset, test.classes) for test in tests_of(run)}
 
-    def _load_test(self, suite: str, dataset: str, classes: str) -> "TestSet":
-        load = self._data if (suite, dataset) == self._trained_on else self._load
-        images = PARTS[classes](load(suite, dataset).test)
+    def _load_test(self, suite_name: str, dataset: str, classes: str) -> "TestSet":
+        load = self._data if (suite_name, dataset) == self._trained_on else self.load
+        images = PARTS[classes](load(suite_name, dataset).test)
         return TestSet(images, list_fingerprint(images))
+
+
+def draw_shots(data: DataSet, classes: str, shots: int, seed: int) -> ImageSet:
+    """Shots of every class are drawn, then those of some kept, as CoOp does."""
+    return PARTS[classes](data.train.few_shot(shots, Random(seed)))
 
 
 @dataclass(frozen=True)
@@ -107,24 +109,73 @@ def _size(file: str | Path) -> int:
         raise PerlclipError(f"cannot read image {file}: {error.strerror or error}") from error
 
 
-def resolve(run: Run, workspace: Workspace) -> dict[str, Any]:
-    """What the run would be done with now, beyond what its name says: weights, recipe and settings in full."""
+def plan(run: Run) -> dict[str, Any]:
+    """Recipe and settings in full: what the run would be done with now, as far as that needs no weights and no data."""
     recipe, settings = _recipe(run)
-    return as_json(
-        {
-            "backbone": workspace.backbone(run).fingerprint,
-            "recipe": asdict(recipe) if recipe else None,
-            "config": asdict(method_class(run.method).config_class(**settings)),
-        }
-    )
+    config = method_class(run.method).config_class(**settings)
+    return as_json({"recipe": asdict(recipe) if recipe else None, "config": asdict(config)})
+
+
+def resolve(run: Run, workspace: Workspace) -> dict[str, Any]:
+    """The plan, and the fingerprint of the weights."""
+    return {"backbone": workspace.backbone(run).fingerprint, **plan(run)}
 
 
 def _recipe(run: Run) -> tuple[Recipe | None, dict[str, Any]]:
     """The recipe, and the method's settings: the recipe's own, then the run's."""
     if run.recipe == UNTRAINED:
         return None, dict(run.settings)
-    where = (run.method, run.recipe, run.backbone, run.dataset)
+    where = (run.method, run.recipe, run.backbone, known_dataset(run.suite, run.dataset))
     return recipe_by_name(*where), {**recipe_settings(*where), **dict(run.settings)}
+
+
+class Lookup:
+    """Finds runs that need not be done again: recipe, settings, data and weights are what they would use now.
+
+    What is dear comes last and once: a store without records loads nothing, and of a data set only its lists are read.
+    """
+
+    def __init__(self, store: Store, workspace: Workspace) -> None:
+        self.store, self.workspace = store, workspace
+        self._data = lru_cache(maxsize=None)(workspace.load)
+        self._list = lru_cache(maxsize=None)(self._fingerprint)
+
+    def find(self, run: Run, *, weights: bool = True) -> Record | None:
+        """The complete record of a run, if there is one that still holds; without `weights`, for all that is known."""
+        record = self.store.find(run, plan(run))
+        if record is None or not self._same_data(run, record):
+            return None
+        return None if weights and record["backbone"] != self.workspace.backbone(run).fingerprint else record
+
+    def _same_data(self, run: Run, record: Record) -> bool:
+        """Pictures that we draw ourselves, which machines draw a little differently, are not looked at."""
+        found = suite(run.suite)
+        if found.drawn or (found.on_disk and self.workspace.data is None):
+            return True
+        try:
+            tests = {test.name: self._list(run.suite, test.dataset, test.classes) for test in tests_of(run)}
+            if tests != record.get("tests", tests):
+                return False
+            trained_on = record.get("train")  # which version 0.1.0 did not record
+            drawn = (PROTOCOLS[run.protocol].trains, run.shots, run.seed)
+            return trained_on is None or trained_on == self._list(run.suite, run.dataset, *drawn)
+        except PerlclipError:  # it is not there any more: trying the run will say what is missing
+            return False
+
+    def _fingerprint(self, suite_name: str, dataset: str, classes: str, shots: int = 0, seed: int = 0) -> str:
+        """Of the test images or, if so many, of the shots."""
+        data = self._data(suite_name, dataset)
+        return list_fingerprint(draw_shots(data, classes, shots, seed) if shots else PARTS[classes](data.test))
+
+
+def attempt(run: Run, store: Store, workspace: Workspace) -> Record:
+    """Perform a run and keep its record; an error makes one, too."""
+    try:
+        record = perform(run, workspace, store)
+    except Exception as error:
+        record = failed_record(run, error)
+    store.write(run, record)
+    return record
 
 
 def perform(run: Run, workspace: Workspace, store: Store) -> Record:
@@ -144,12 +195,15 @@ def perform(run: Run, workspace: Workspace, store: Store) -> Record:
     }  # fmt: skip
     seconds = time.perf_counter() - started
     memory = {key: max(memory[key], most) for key, most in peak_memory(device, kept.used).items()}
+    sets = suite(run.suite)
     record = complete_record(
         run,
         **resolve(run, workspace),
+        roles={"source": sets.source, "targets": sets.targets, "variants": sets.variants},
         parameters=trained.method.num_trainable if trained.fit else 0,
         fit=trained.fit,
         adapter_of=trained.adapter_of,
+        train=trained.shots,
         tests={test.name: found.fingerprint for test, found in tests.items()},
         metrics={name: result.metrics() for name, result in results.items()},
         predictions={name: _predictions(result) for name, result in results.items()},
@@ -169,6 +223,7 @@ class Trained:
     method: Method
     fit: Mapping[str, Any] | None = None  # settings of the training
     seconds: float = 0.0
+    shots: str | None = None  # fingerprint of the list that it was trained on
     images: ImageSet | None = None  # if it was trained just now
     adapter_of: str | None = None  # the run that trained it, if not
 
@@ -179,9 +234,10 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
     if recipe is None:
         return Trained(method=create_method(run.method, backbone, **settings))
     images = workspace.shots(run)
+    shots = list_fingerprint(images)
     found = _trained_before(run, images, workspace, store)
     if found is not None:
-        return found
+        return replace(found, shots=shots)
     checkpoint = store.home(run) / CHECKPOINT
     interrupted = checkpoint.exists()
     while True:
@@ -191,7 +247,7 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
                 method, images, recipe=recipe, seed=run.seed, precision=run.precision, checkpoint=checkpoint,
                 resume=True, workers=workspace.workers, progress=False,
             )  # fmt: skip
-            return Trained(method=method, fit=result.settings, seconds=result.seconds, images=images)
+            return Trained(method=method, fit=result.settings, seconds=result.seconds, shots=shots, images=images)
         except PerlclipError:
             if not interrupted:
                 raise
@@ -202,9 +258,9 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
 
 def _trained_before(run: Run, images: ImageSet, workspace: Workspace, store: Store) -> Trained | None:
     """The adapter of a complete run with the same training on the same images, if the store has one."""
-    plan = resolve(run, workspace)
+    resolved = resolve(run, workspace)
     for other in siblings(run):
-        record = store.find(other, plan)
+        record = store.find(other, resolved)
         if record and not record.get("adapter_of") and record["fit"]["data"] == images.fingerprint():
             try:
                 adapter = load_adapter(store.home(other), backbone=workspace.backbone(run))

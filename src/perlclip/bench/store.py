@@ -3,32 +3,24 @@
 STORE/base-to-novel/toybox/noisy_shapes/perl-fast-16shot-seed1/
     run.json                    the record, written last: it is what makes the run complete
     adapter_config.json  …      the adapter, if this run trained one; else `adapter_of` in the record says which did
+    failed.json                 why the last attempt failed, until one succeeds; what was complete stays
 """
 
 import hashlib
 import json
-import platform
-import subprocess
-import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-import perlclip
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
 
 Record = dict[str, Any]
 FORMAT_VERSION = 1
-RECORD, CHECKPOINT = "run.json", "checkpoint.safetensors"
+RECORD, FAILED, CHECKPOINT = "run.json", "failed.json", "checkpoint.safetensors"
 UNTRAINED = "none"  # the recipe of a method that has nothing to train
-BACKBONES = {"coop": "openai/clip-vit-base-patch16"}  # of a suite, if it is not the embedded one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,22 +41,20 @@ class Run:
     @property
     def name(self) -> str:
         """Its folder in a store; what the words do not say goes into a hash, unless it is the default."""
+        from perlclip.data.suites import SUITES  # only where a name is made: records are read without any suite
+
         words = [self.method]
         if self.recipe != UNTRAINED:
             words += [self.recipe, f"{self.shots}shot", f"seed{self.seed}"]
+        usual = SUITES[self.suite].backbone if self.suite in SUITES else "tiny"
         unsaid = (self.settings, self.backbone, self.precision)
-        if unsaid != ((), default_backbone(self.suite), "float32"):
+        if unsaid != ((), usual, "float32"):
             words.append(hashlib.sha256(repr(unsaid).encode()).hexdigest()[:8])
         return "/".join([self.protocol, self.suite, self.dataset, "-".join(words)])
 
     def identity(self) -> dict[str, Any]:
         """As the record has it."""
         return as_json({**asdict(self), "settings": dict(self.settings)})
-
-
-def default_backbone(suite: str) -> str:
-    """What a suite is run with unless another is asked for."""
-    return BACKBONES.get(suite, "tiny")
 
 
 @dataclass(frozen=True)
@@ -87,22 +77,31 @@ class Store:
         return self.folder / run.name
 
     def find(self, run: Run, resolved: Mapping[str, Any]) -> Record | None:
-        """The complete record of a run, if it was made with what the run would use now (`protocols.resolve`)."""
+        """The complete record of a run, if these entries of it are what the run would use now."""
         record = _read(self.home(run) / RECORD)
         if record is None or record["status"] != "complete" or record["run"] != run.identity():
             return None
         return record if all(record[key] == value for key, value in resolved.items()) else None
 
     def write(self, run: Run, record: Record) -> None:
-        """Keep a record; a complete one has no more use for the training's checkpoint."""
+        """Keep a record: a complete one ends what was left of attempts, a failed one never replaces a complete one."""
+        home, complete = self.home(run), record["status"] == "complete"
         lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
-        write_files({self.home(run) / RECORD: f"{{\n{lines}\n}}\n".encode()})
-        if record["status"] == "complete":
-            (self.home(run) / CHECKPOINT).unlink(missing_ok=True)
+        write_files({home / (RECORD if complete else FAILED): f"{{\n{lines}\n}}\n".encode()})
+        if complete:
+            (home / CHECKPOINT).unlink(missing_ok=True)
+            self.forget_failure(run)
+        elif (old := _read(home / RECORD)) and old["status"] == "failed":  # where version 0.1.0 kept failures
+            (home / RECORD).unlink()
+
+    def forget_failure(self, run: Run) -> None:
+        """The run is complete after all."""
+        (self.home(run) / FAILED).unlink(missing_ok=True)
 
     def records(self) -> Records:
         """Everything in the store, in the order of the names."""
-        found = {path: _read(path) for path in sorted(self.folder.rglob(RECORD))}
+        paths = sorted(path for path in self.folder.rglob("*.json") if path.name in (RECORD, FAILED))
+        found = {path: _read(path) for path in paths}
         whole = [record for record in found.values() if record is not None]
         return Records(
             complete=[record for record in whole if record["status"] == "complete"],
@@ -147,50 +146,3 @@ def as_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as they come back from a file: tuples are lists."""
     plain: dict[str, Any] = json.loads(json.dumps(values))
     return plain
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and machine behind a result."""
-    cuda = device.type == "cuda"
-    return {
-        "perlclip": perlclip.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if cuda else platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        **_git(),
-    }
-
-
-@cache
-def _git() -> dict[str, Any]:
-    """Commit of the checkout that perlclip is run from, and whether files differ from it; nothing if installed."""
-
-    def git(*words: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # a virtual environment may lie in somebody else's checkout
-        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
-        return {}
-
-
-def peak_memory(device: torch.device, kept: int = 0) -> dict[str, int]:
-    """Bytes: on CUDA the most that tensors took since the last call, without those kept for other runs.
-
-    Elsewhere the most of the process so far.
-    """
-    if device.type == "cuda":
-        most = torch.cuda.max_memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        return {"cuda_bytes": most - kept}
-    if sys.platform == "win32":
-        return {}
-    import resource
-
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"process_bytes": used if sys.platform == "darwin" else 1024 * used}

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from perlclip.bench.executors.local import run_all
 from perlclip.bench.protocols import PROTOCOLS, Benchmark
+from perlclip.bench.schedule import run_all
 from perlclip.bench.store import Record, Store
 from perlclip.data.suites import SUITES
 from perlclip.data.toybox import load_toybox

@@ -12,6 +12,7 @@ from perlclip.cli.common import BACKBONE, FOLDER, POSITIVE, SEED, backbone_optio
 from perlclip.errors import PerlclipError
 
 if TYPE_CHECKING:
+    from perlclip.bench.machines import Machines
     from perlclip.bench.store import Run, Store
 
 
@@ -53,6 +54,10 @@ def _machine_options(command: Any) -> Any:
         ),
         click.option("--address", default="", help="With ray: an existing cluster; else one for --jobs is started."),
         click.option("--executor", default="local", show_default=True, help="local (processes) or ray (a cluster)."),
+        click.option(
+            "--cache-gib", type=click.FloatRange(min=0), default=2.0, show_default=True,
+            help="Of each process, for what tests of the same images have in common.",
+        ),
         click.option("--jobs", type=POSITIVE, help="Runs at a time, in processes; if not given, one a GPU, or one."),
         click.option(
             "--data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="ROOT",
@@ -72,7 +77,15 @@ def _machine_options(command: Any) -> Any:
     show_default=True,
     help="Folder for runs and tables; what is complete there is kept.",
 )
-@click.option("--suite", default="toybox", show_default=True, help="toybox, drawn on the spot, or coop, the real sets.")
+@click.option(
+    "--suite",
+    default="toybox",
+    show_default=True,
+    help="toybox, drawn on the spot, coop, the real sets, or a file that describes your own.",
+)
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="MODULE", help="Module or .py file with methods; may be repeated."
+)
 @click.option(
     "--methods", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
 )
@@ -99,7 +112,7 @@ def _machine_options(command: Any) -> Any:
     callback=_numbers(POSITIVE),
     help="Training images of each class: 16, or for few-shot 1 2 4 8 16, if not given.",
 )
-@click.option("--backbone", default="", help=f"tiny for toybox and {BACKBONE} for coop, if not given.")
+@click.option("--backbone", default="", help=f"The suite's if not given: tiny for toybox, {BACKBONE} for coop.")
 @click.option(
     "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for those of the methods that have it."
 )
@@ -108,28 +121,32 @@ def _machine_options(command: Any) -> Any:
 @backbone_options
 @workers_option
 def bench(
-    out: Path, methods: list[str], pairs: tuple[str, ...], dry_run: bool, executor: str, jobs: int | None,
-    device: str, data: Path | None, workers: int, address: str, gpus_per_run: float | None, **grid: Any,
+    out: Path, methods: list[str], pairs: tuple[str, ...], dry_run: bool, executor: str, jobs: int | None, device: str,
+    data: Path | None, workers: int, cache_gib: float, plugins: tuple[str, ...], address: str,
+    gpus_per_run: float | None, **grid: Any,
 ) -> None:  # fmt: skip
     """Run PROTOCOL for several methods, data sets and seeds. The same command again goes on.
 
     PROTOCOL is base-to-novel, cross-dataset, domain-shift, few-shot, or all, the first three of these; or for PERL
     ablation-modality, -depth, -steps, -variant, -anchor or -rank, which vary one setting under base-to-novel.
     """
-    from perlclip.bench.executors.local import Machines, default_jobs, run_all
+    from perlclip.bench.machines import Machines, default_jobs
     from perlclip.bench.protocols import ABLATED, ABLATIONS, Benchmark
+    from perlclip.bench.schedule import run_all
     from perlclip.bench.store import Store
 
-    usual = [ABLATED] if grid["protocol"] in ABLATIONS else perlclip.list_methods()
-    runs = Benchmark(methods=methods, settings=_settings_of(methods or usual, pairs), **grid).runs()
-    store, jobs = Store(out / "runs"), jobs or default_jobs(device)
-    if dry_run:
-        _print_plan(runs, store, jobs)
-        return
     machines = Machines(
-        executor=executor, jobs=jobs, device=device, data=data, workers=workers, address=address,
+        executor=executor, jobs=jobs or default_jobs(device), device=device, data=data, workers=workers,
+        cache_bytes=int(cache_gib * 2**30), plugins=plugins, suites=(grid["suite"],), address=address,
         gpus_per_run=gpus_per_run,
     )  # fmt: skip
+    machines.load()
+    usual = [ABLATED] if grid["protocol"] in ABLATIONS else perlclip.list_methods()
+    runs = Benchmark(methods=methods, settings=_settings_of(methods or usual, pairs), **grid).runs()
+    store = Store(out / "runs")
+    if dry_run:
+        _print_plan(runs, store, machines)
+        return
     records = run_all(runs, store, machines)
     if any(record["status"] == "complete" for record in records):
         _write_report([store.folder], out)
@@ -156,18 +173,21 @@ def _settings_of(methods: Sequence[str], pairs: Sequence[str]) -> dict[str, dict
     }
 
 
-def _print_plan(runs: "Sequence[Run]", store: "Store", jobs: int) -> None:
-    from perlclip.bench.executors.local import complete, estimate
-    from perlclip.bench.run import Workspace, resolve
+def _print_plan(runs: "Sequence[Run]", store: "Store", machines: "Machines") -> None:
+    from perlclip.bench.schedule import complete, estimate
+    from perlclip.data.suites import suite
 
-    workspace, stored = Workspace(), store.records()
-    done = complete({run: resolve(run, workspace) for run in runs}, store)
+    lookup, stored = machines.lookup(store), store.records()
+    done = complete(runs, lookup, weights=False)
     todo = [run for run in runs if run not in done]
     for run in todo:
         click.echo(run.name)
-    seconds = estimate(todo, stored.complete, jobs)
+    if done:
+        unknown = machines.data is None and any(suite(run.suite).on_disk for run in done)
+        click.echo(f"not compared: the backbone's weights{' and, without --data, the data' if unknown else ''}")
+    seconds = estimate(todo, stored.complete, machines.jobs)
     time = "an unknown time" if seconds is None else f"about {seconds / 60:.1f} min"
-    click.echo(f"{len(runs)} runs: {len(done)} complete, {len(todo)} to do, {time} with --jobs {jobs}")
+    click.echo(f"{len(runs)} runs: {len(done)} complete, {len(todo)} to do, {time} with --jobs {machines.jobs}")
     if stored.failed or stored.damaged:
         click.echo(f"in the store: {len(stored.failed)} failed and {len(stored.damaged)} damaged records", err=True)
 

@@ -64,7 +64,7 @@ def fit(
     device: str, precision: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder of class folders, or a CSV manifest with columns path,label."""
-    from perlclip.bench.store import environment
+    from perlclip.bench.environment import environment
     from perlclip.files import require_writable
     from perlclip.methods.recipes import settings as recipe_settings
     from perlclip.thinking.policy import image_steps

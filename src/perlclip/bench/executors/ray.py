@@ -10,27 +10,26 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from perlclip.bench.executors.local import STOP_SECONDS, Machines, Outcomes, Plans, Unit, attempt
-from perlclip.bench.run import Workspace, resolve
-from perlclip.bench.store import Record, Run, Store, failed_record
-from perlclip.errors import PerlclipError
+from perlclip.bench.machines import STOP_SECONDS, Machines, Outcomes, Unit, settle, work
+from perlclip.bench.store import Record, Run, Store
+from perlclip.errors import PerlclipError, first_line
 
 RETRIES = 3  # of a run whose worker died
 OBJECT_STORE = 100 * 2**20  # bytes; only runs and their records pass through it
 
 
-def on_ray(todo: Sequence[Unit], plans: Plans, store: Store, machines: Machines) -> Outcomes:
+def execute(todo: Sequence[Unit], store: Store, machines: Machines) -> Outcomes:
     """Runs as Ray tasks; the next one of a unit is submitted when the last is done."""
     store = Store(store.folder.resolve())
     with _cluster(machines) as ray:
         machines = _there(machines, ray)
         options = {"num_cpus": 1, "num_gpus": machines.gpus_per_run, "max_retries": RETRIES}
-        task = ray.remote(_perform).options(**options)
+        task = ray.remote(work).options(**options)
         threads = 1 if machines.address else max(1, torch.get_num_threads() // machines.jobs)
         flying: dict[Any, tuple[Run, Unit]] = {}  # by Ray's reference to the result
 
@@ -44,7 +43,7 @@ def on_ray(todo: Sequence[Unit], plans: Plans, store: Store, machines: Machines)
             while flying:
                 (reference,), _ = ray.wait(list(flying), num_returns=1)
                 run, unit = flying[reference]
-                record = _record(ray, reference, run, plans, store)
+                record = _record(ray, reference, run, store, machines)
                 del flying[reference]
                 if unit:
                     submit(unit)
@@ -53,21 +52,7 @@ def on_ray(todo: Sequence[Unit], plans: Plans, store: Store, machines: Machines)
             _cancel(ray, list(flying))
 
 
-def _perform(run: Run, store: Store, machines: Machines, threads: int) -> Record:
-    """In a worker process, which keeps its workspace from task to task. After a retry the run may be complete."""
-    torch.set_num_threads(threads)
-    workspace = _workspace(machines)
-    return store.find(run, resolve(run, workspace)) or attempt(run, store, workspace)
-
-
-@lru_cache(maxsize=1)
-def _workspace(machines: Machines) -> Workspace:
-    if machines.prepare:
-        machines.prepare()
-    return machines.workspace()
-
-
-def _record(ray: Any, reference: Any, run: Run, plans: Plans, store: Store) -> Record:
+def _record(ray: Any, reference: Any, run: Run, store: Store, machines: Machines) -> Record:
     """What the task brought, or a failed record if its workers kept dying or could not even begin."""
     try:
         record: Record = ray.get(reference)
@@ -75,12 +60,8 @@ def _record(ray: Any, reference: Any, run: Run, plans: Plans, store: Store) -> R
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
     except ray.exceptions.RayError as error:
-        cause = PerlclipError(f"its workers died, {RETRIES + 1} times: {_first_line(error)}")
-    found = store.find(run, plans[run])  # the last may have died after its last write
-    if found is None:
-        found = failed_record(run, cause)
-        store.write(run, found)
-    return found
+        cause = PerlclipError(f"its workers died, {RETRIES + 1} times: {first_line(error)}")
+    return settle(run, store, machines, cause)
 
 
 @contextmanager
@@ -103,7 +84,7 @@ def _cluster(machines: Machines) -> Iterator[Any]:
         )  # fmt: skip
     except (OSError, RuntimeError, ValueError) as error:
         where = f"at {machines.address} takes us (with RAY_AUTH_MODE=token?)" if machines.address else "starts here"
-        raise PerlclipError(f"no Ray cluster {where}: {_first_line(error)}") from error
+        raise PerlclipError(f"no Ray cluster {where}: {first_line(error)}") from error
     try:
         yield ray
     finally:
@@ -120,10 +101,6 @@ def _require_answer(address: str) -> None:
             raise PerlclipError(f"no Ray cluster answers at {address}: {error.strerror or error}") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _there(machines: Machines, ray: Any) -> Machines:
     """What holds in every worker: absolute paths, and the device that Ray has given to the task."""
     cards = ray.cluster_resources().get("GPU", 0)
@@ -134,7 +111,12 @@ def _there(machines: Machines, ray: Any) -> Machines:
         raise PerlclipError("the Ray cluster has no GPU: leave out --gpus-per-run")
     device = "cuda" if gpus else "cpu" if machines.device == "auto" else machines.device
     data = machines.data.resolve() if machines.data else None
-    return replace(machines, device=device, data=data, gpus_per_run=gpus)
+    plugins, suites = (tuple(map(_absolute, names)) for names in (machines.plugins, machines.suites))
+    return replace(machines, device=device, data=data, plugins=plugins, suites=suites, gpus_per_run=gpus)
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).resolve()) if Path(name).is_file() else name
 
 
 def _cancel(ray: Any, flying: Sequence[Any]) -> None:
