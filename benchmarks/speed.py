@@ -199,10 +199,11 @@ class Bench:
 
     def adapt(self) -> None:
         """`fit` from images to a trained adapter: wall-clock time, loading of the backbone not included."""
+        from perlclip.methods.recipes import recipe
+
         import perlclip
         from perlclip.data.images import Preprocess
         from perlclip.data.sets import ImageSet
-        from perlclip.methods.recipes import recipe
 
         object.__setattr__(self.forms.ours.backbone, "preprocess", Preprocess(224, 224, (0.5,) * 3, (0.5,) * 3))
         workers = min(12, os.cpu_count() or 1)

@@ -52,7 +52,7 @@ def test_an_adapter_saved_again_is_the_same(name, tiny, tmp_path):
         adapter.method,
         tmp_path,
         class_names=adapter.class_names,
-        templates=adapter.template,
+        template=adapter.template,
         training=adapter.info["training"],
         metrics=adapter.info["metrics"],
         adaptive=adapter.adaptive,

@@ -280,7 +280,7 @@ def test_overlay_is_signed_and_clear_where_there_is_nothing():
 def adapter_folder(backbone, tree, tmp_path_factory):
     data = perlclip.load_images(tree)
     folder = tmp_path_factory.mktemp("adapter") / "colours"
-    return perlclip.save_adapter(loud_perl(backbone), folder, class_names=data.class_names, templates=data.template)
+    return perlclip.save_adapter(loud_perl(backbone), folder, class_names=data.class_names, template=data.template)
 
 
 FILES = [
@@ -379,7 +379,7 @@ def test_explain_draws_every_image(adapter_folder, tree, tmp_path):
 )
 def test_errors_are_sentences(words, sentence, adapter_folder, backbone, tree, tmp_path):
     coop = perlclip.create_method("coop", backbone)
-    perlclip.save_adapter(coop, tmp_path / "coop", class_names=["red", "blue"], templates="a {}.")
+    perlclip.save_adapter(coop, tmp_path / "coop", class_names=["red", "blue"], template="a {}.")
     places = dict(coop=tmp_path / "coop", perl=adapter_folder, tree=tree, image=tree / "red" / "0.png")
     result = run(*(word.format(**places) for word in words), "--out", str(tmp_path / "out"), "--device", "cpu")
     assert result.exit_code == 1 and sentence in result.output, result.output
@@ -399,7 +399,7 @@ def stored(store, tiny, dataset, seed, protocol="base-to-novel", tests=("base", 
         seconds={}, adapter_of=adapter_of,
     )  # fmt: skip
     if not adapter_of:
-        perlclip.save_adapter(method, store.home(one), class_names=["circle"], templates="a photo of a {}.")
+        perlclip.save_adapter(method, store.home(one), class_names=["circle"], template="a photo of a {}.")
     store.write(one, record)
     return one
 

@@ -48,7 +48,7 @@ def seen(backbone, tree, tmp_path_factory):
     """What a browser finds after using the page."""
     folder, data = tmp_path_factory.mktemp("page"), perlclip.load_images(tree)
     adapter_folder = perlclip.save_adapter(
-        loud_perl(backbone), folder / "adapter", class_names=data.class_names, templates=data.template
+        loud_perl(backbone), folder / "adapter", class_names=data.class_names, template=data.template
     )
     analyze(perlclip.load_adapter(adapter_folder), data, folder / "out", cases=2)
     page = (folder / "out" / "index.html").read_text()

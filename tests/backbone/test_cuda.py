@@ -62,7 +62,11 @@ def test_a_loss_that_is_no_number_leaves_the_parameters_before_it(tiny, shots, m
     monkeypatch.setattr(type(method), "loss", breaks)
     with pytest.raises(perlclip.PerlclipError, match="the loss became nan at step 3"):
         perlclip.fit(
-            method, shots, recipe=replace(find_recipe("coop", "fast")[0], optimizer=optimizer), compile="off", progress=False
+            method,
+            shots,
+            recipe=replace(find_recipe("coop", "fast")[0], optimizer=optimizer),
+            compile="off",
+            progress=False,
         )
     torch.testing.assert_close(method.context.detach(), seen[2], rtol=0, atol=0)
 

@@ -44,7 +44,7 @@ def test_the_ensemble_is_the_mean_of_unit_embeddings(tiny):
     with torch.no_grad():
         want = F.normalize(torch.stack([tiny.encode_text(CLASSES.prompts(t)) for t in templates]).mean(0), dim=-1)
         torch.testing.assert_close(method.encode_text(method.class_state(CLASSES)), want, **CLOSE)
-        again = perlclip.create_method("zero-shot", tiny, ensemble=True, template=[CLASSES.template])
+        again = perlclip.create_method("zero-shot", tiny, ensemble=True, templates=[CLASSES.template])
         alone = perlclip.create_method("zero-shot", tiny)
         a, b = (m.encode_text(m.class_state(CLASSES)) for m in (again, alone))
         torch.testing.assert_close(a, b, **CLOSE)
@@ -198,7 +198,7 @@ def test_maple_couples_the_towers(tiny, pixels):
 
 
 def test_promptsrc_has_three_pulls(tiny, pixels):
-    settings = dict(template=["a photo of a {}.", "a picture of the {}."])
+    settings = dict(templates=["a photo of a {}.", "a picture of the {}."])
 
     def extra(**weights):
         method = loud(perlclip.create_method("promptsrc", tiny, **settings, **weights))
@@ -276,7 +276,7 @@ def test_mmrl_fuses_two_branches_for_known_classes(tiny, pixels, name):
     method = loud(perlclip.create_method(name, tiny))
     known, novel = method.class_state(CLASSES), method.class_state(CLASSES, novel=True)
     with torch.no_grad():
-        class_branch, representation = method.branches(method.frozen_rows(pixels))
+        class_branch, representation = method.branches(pixels)
         t = method.encode_text(known)
         z_c, z_r = (tiny.logit_scale * f @ t.T for f in (class_branch, representation))
         torch.testing.assert_close(method.logits(pixels, known), 0.7 * z_c + 0.3 * z_r, atol=1e-4, rtol=1e-5)
@@ -395,7 +395,7 @@ def test_training_does_not_run_the_frozen_text_again(tiny, pixels, rows_done, na
 def test_common_rows_are_computed_once_for_all_classes(tiny, rows_done, name):
     """Forty names of one word that differ in it: SOS, prompts and "a photo of a" are one sequence, not forty."""
     classes = Classes(tuple(f"{a} {b}" for a in ("red", "blue", "green", "pink") for b in "abcdefghij"))
-    method = perlclip.create_method(name, tiny, **(dict(template=["a {}."]) if name == "promptsrc" else {}))
+    method = perlclip.create_method(name, tiny, **(dict(templates=["a {}."]) if name == "promptsrc" else {}))
     state = method.class_state(classes)
     with torch.no_grad():
         method.encode_text(state)  # TCP's first encoding also makes the frozen one

@@ -111,8 +111,8 @@ def test_gradient_never_reaches_the_frozen_part(backbone):
         side: {k: v.clone() for k, v in getattr(backbone, side).state_dict().items()} for side in ("vision", "text")
     }
     state = method.class_state(PROMPTS)
-    assert not any(group.h0_BD.requires_grad for group in state.groups)
-    assert not any(group.refinement.x_BND.requires_grad for group in state.groups)
+    assert not any(h0_BD.requires_grad for _, h0_BD in state.groups)
+    assert not any(refinement.x_BND.requires_grad for refinement, _ in state.groups)
     method.loss(random_pixels(backbone), torch.tensor([0, 1, 2]), state).backward()
     for side, weights in before.items():
         for name, p in getattr(backbone, side).named_parameters():
@@ -224,8 +224,8 @@ def test_class_texts_in_groups_by_length_equal_those_in_one(backbone, monkeypatc
     monkeypatch.setattr("perlclip.backbone.tokens.ROWS_A_GROUP", {False: 10**6, True: 10**6})
     together = method.class_state(names)
     assert (len(grouped.groups), len(together.groups)) == (2, 1)
-    rows = sum(group.refinement.x_BND[..., 0].numel() for group in grouped.groups)
-    assert rows < 0.5 * together.groups[0].refinement.x_BND[..., 0].numel()
+    rows = sum(refinement.x_BND[..., 0].numel() for refinement, _ in grouped.groups)
+    assert rows < 0.5 * together.groups[0][0].x_BND[..., 0].numel()
     a, b = (method.encode_text(state) for state in (grouped, together))
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     parameters = list(method.projectors["text"].parameters())

@@ -22,9 +22,9 @@ SETTINGS = {
     "tcp": [{}, dict(layer=0), dict(layer=9, tokens=2)],
     "maple": [{}, dict(depth=1), dict(depth=10, tokens=3)],
     "promptsrc": [
-        dict(template=("a {}.", "many {} here.")),
-        dict(depth=10, template=("a {}.",)),
-        dict(depth=1, template=("{}",)),
+        dict(templates=("a {}.", "many {} here.")),
+        dict(depth=10, templates=("a {}.",)),
+        dict(depth=1, templates=("{}",)),
     ],
     "mma": [{}, dict(start=9, rank=3, scale=0.1)],
     "mmrl": [{}, dict(start=9, tokens=2, dim=16), dict(start=0, alpha=0.2)],

@@ -15,7 +15,7 @@ from torch import Tensor
 from perlclip.analysis.drift import transitions
 from perlclip.analysis.evidence import evidence_maps
 from perlclip.analysis.trajectories import Trajectories, logit_steps, require_perl, text_steps
-from perlclip.data.images import Preprocess, read_image
+from perlclip.data.images import read_image
 from perlclip.data.sets import ImageSource
 from perlclip.methods.base import ClassState, Method
 
@@ -116,7 +116,7 @@ def look_into(
                 confidence_KM=p_KBC[:, b, [first, second]],
                 maps_KMGG=evidence.maps_KBMGG[:, b],
                 cls_KM=None if evidence.cls_KBM is None else evidence.cls_KBM[:, b],
-                picture=picture(pixels[b], backbone.preprocess),
+                picture=backbone.preprocess.picture(pixels[b]),
             )
         )
     return cases
@@ -129,13 +129,6 @@ def _pair(p_KC: Tensor, wished: Sequence[int]) -> list[int]:
     ranked = [*wished, final_C[0], *first, *final_C] if wished else [*first, *final_C]
     pair = list(dict.fromkeys(ranked))[:2]
     return pair if len(pair) == 2 else pair * 2  # one class alone has no rival
-
-
-def picture(pixels_3HW: Tensor, preprocess: Preprocess) -> Image.Image:
-    """Normalised pixels as an image again."""
-    mean, std = torch.tensor(preprocess.mean), torch.tensor(preprocess.std)
-    x_HW3 = pixels_3HW.detach().cpu().float().permute(1, 2, 0) * std + mean
-    return Image.fromarray((x_HW3.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
 
 
 def overlay(map_GG: Tensor, scale: float) -> Image.Image:

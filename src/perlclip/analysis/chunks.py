@@ -17,7 +17,7 @@ from torch import Tensor
 
 from perlclip.adapters.folder import Adapter
 from perlclip.analysis.trajectories import Trajectories, join, measure, require_perl
-from perlclip.data.loading import eval_batches
+from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
@@ -58,8 +58,8 @@ def measure_all(
 
 def _batches(adapter: Adapter, part: ImageSet, workers: int, bar: Bar) -> Iterator[tuple[Tensor, Tensor]]:
     backbone = adapter.method.backbone
-    for pixels, labels in eval_batches(part, backbone.preprocess, BATCH, workers):
-        yield pixels.to(backbone.device), labels
+    for pixels, labels in fixed_views(part, backbone.preprocess, BATCH, backbone.device, workers):
+        yield pixels, labels
         bar(len(pixels))
 
 

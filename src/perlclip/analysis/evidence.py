@@ -8,16 +8,14 @@ Shapes: K stands for the steps 0..K, B images, M classes mapped of each image, N
 G patches a side, D width, C classes.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.analysis.trajectories import logit_steps, require_perl, text_steps
-from perlclip.backbone.tower import Rows
 from perlclip.errors import unknown_name
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
@@ -40,29 +38,13 @@ def contributions(value: Tensor, x_BND: Tensor) -> Tensor:
     return (gradient_BND.float() * x_BND.detach().float()).sum(-1)
 
 
-@contextmanager
-def split_layer(method: Perl) -> Iterator[list[Tensor]]:
-    """Catches S, the frozen image sequence where thoughts enter, of the passes made meanwhile."""
-    depth, vision = method.config.depths[0], method.backbone.vision
-    caught: list[Tensor] = []
-    module = vision.blocks[depth - 1] if depth else vision.embed
-
-    def catch(_module: nn.Module, _inputs: object, out: Tensor | Rows) -> None:
-        caught.append(out.x_BND if isinstance(out, Rows) else out)
-
-    hook = module.register_forward_hook(catch)
-    try:
-        yield caught
-    finally:
-        hook.remove()
-
-
 def gradient_maps(method: Perl, pixels: Tensor, classes_BM: Tensor, state: ClassState) -> Evidence:
     """Gradient x activation at the split layer; one forward pass, one backward pass for each step and class."""
     t_KCE = text_steps(method, state)
-    with torch.enable_grad(), split_layer(method) as caught:
-        logits_KBC = logit_steps(method, pixels.detach().requires_grad_(), t_KCE)
-        (s_BND,) = caught
+    with torch.enable_grad():
+        images = method.frozen(pixels.detach().requires_grad_())
+        s_BND = images.rows(method.config.depths[0])
+        logits_KBC = logit_steps(method, images, t_KCE)
         logits_KBM = _of_classes(logits_KBC, classes_BM)
         rows_KBMN = torch.stack(
             [torch.stack([contributions(value_B, s_BND) for value_B in step_BM.unbind(1)], 1) for step_BM in logits_KBM]

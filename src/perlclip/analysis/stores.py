@@ -16,9 +16,9 @@ from perlclip.analysis.chunks import measure_all, spread
 from perlclip.analysis.figures import draw_curves
 from perlclip.analysis.trajectories import METRICS, Z95, Curve, curves
 from perlclip.backbone import Backbone, load_backbone
-from perlclip.bench.protocols import PARTS, PROTOCOLS, Test
+from perlclip.bench.protocols import PROTOCOLS, Test
 from perlclip.bench.store import RECORD, Record, Store
-from perlclip.data.sets import ImageSet
+from perlclip.data.sets import PARTS, ImageSet
 from perlclip.data.suites import SUITES
 from perlclip.errors import PerlclipError
 from perlclip.files import require_writable, write_files

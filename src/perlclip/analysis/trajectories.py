@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perlclip.backbone import Images
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
@@ -77,12 +78,12 @@ def require_perl(method: Method) -> Perl:
 def text_steps(method: Perl, state: ClassState) -> Tensor:
     """T^(0), …, T^(K) without a graph, (K+1, C, E); encoded once for all batches."""
     with torch.no_grad():
-        return method.keep(state, method.encode_text_steps)
+        return method.class_embedding_steps(state)
 
 
-def logit_steps(method: Perl, pixels: Tensor, t_KCE: Tensor) -> Tensor:
+def logit_steps(method: Perl, images: Images, t_KCE: Tensor) -> Tensor:
     """Scaled cosines of every step, (K+1, B, C), with a graph if the pixels want one."""
-    pairs = zip(method.encode_image_steps(pixels), t_KCE, strict=True)
+    pairs = zip(method.encode_image_steps(images), t_KCE, strict=True)
     return torch.stack([method.similarity(v_BE, t_CE) for v_BE, t_CE in pairs])
 
 

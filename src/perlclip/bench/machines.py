@@ -8,9 +8,11 @@ from pathlib import Path
 
 import torch
 
-from perlclip.bench.run import CACHE_BYTES, Lookup, Workspace, attempt
+from perlclip.bench.run import Lookup, Workspace, attempt
 from perlclip.bench.store import Record, Run, Store, failed_record
 from perlclip.data.suites import suite
+from perlclip.inference.cache import LIMIT
+from perlclip.methods.registry import load_plugin
 
 STOP_SECONDS = 10.0  # what a process gets to finish its step and write its checkpoint
 
@@ -27,7 +29,7 @@ class Machines:
     device: str = "cpu"
     data: Path | None = None  # folder of the data sets, for suites that are on disk
     workers: int = 0  # processes that decode images, for each run
-    cache_bytes: int = CACHE_BYTES  # of each process, for what tests of the same images have in common
+    cache_bytes: int = LIMIT  # of each process, for what tests of the same images have in common
     plugins: tuple[str, ...] = ()  # modules or .py files with methods, loaded first in every process
     suites: tuple[str, ...] = ()  # files of suites, likewise
     address: str = ""  # of a Ray cluster; a small one is started without
@@ -35,11 +37,8 @@ class Machines:
 
     def load(self) -> None:
         """Make methods and suites from outside the package known in this process."""
-        if self.plugins:
-            from perlclip.methods.registry import load_plugin
-
-            for name in self.plugins:
-                load_plugin(name)
+        for name in self.plugins:
+            load_plugin(name)
         for name in self.suites:
             suite(name)
 

@@ -11,19 +11,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from perlclip.bench.store import UNTRAINED, Run
-from perlclip.data.sets import ImageSet
 from perlclip.data.suites import Suite, suite
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.methods.base import list_methods, method_class
-from perlclip.methods.recipes import RECIPES
-from perlclip.methods.recipes import settings as recipe_settings
-
-# Classes of a data set; labels are counted from the first of them.
-PARTS: dict[str, Callable[[ImageSet], ImageSet]] = {
-    "all": lambda images: images,
-    "base": ImageSet.base,
-    "novel": ImageSet.novel,
-}
+from perlclip.methods import list_methods, method_class
+from perlclip.methods.registry import find_recipe
 
 
 class Test(NamedTuple):
@@ -129,13 +120,11 @@ def known_dataset(suite_name: str, dataset: str) -> str:
 
 
 def recipe_of(method: str, settings: Mapping[str, Any], wanted: str, protocol: str) -> str:
-    """The recipe that a method is trained with; `original` is the authors' for the protocol, as far as there is one.
-
-    Zero-shot CLIP has nothing to train, nor has PERL without a step, whose projectors reach nothing.
-    """
-    if method == "zero-shot" or (method, settings.get("steps")) == ("perl", 0):
+    """The recipe that a method is trained with; `original` is the authors' for the protocol, as far as there is one."""
+    cls = method_class(method)
+    if not cls.trains(cls.config_class.checked(method, dict(settings))):
         return UNTRAINED
-    known = RECIPES.get(method, {})
+    known = cls.recipes
     if wanted == "original":
         wanted = next((name for name in (PROTOCOLS[protocol].original, "original") if name in known), "fast")
     if wanted not in known:
@@ -159,7 +148,7 @@ class Benchmark:
     recipe: str = "fast"
     shots: Sequence[int] = ()
     backbone: str = ""  # the suite's
-    precision: str = "float32"
+    dtype: str = "float32"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> its settings
 
     def runs(self) -> list[Run]:
@@ -214,7 +203,7 @@ class Benchmark:
         recipe, sets = recipe_of(method, settings, self.recipe, protocol), self._suite
         training: dict[str, Any] = {} if recipe == UNTRAINED else {"recipe": recipe, "shots": shots, "seed": seed}
         backbone = self.backbone or sets.backbone
-        usual = recipe_settings(method, recipe, backbone, known_dataset(sets.name, dataset)) if training else {}
+        usual = find_recipe(method, recipe, backbone, known_dataset(sets.name, dataset))[1] if training else {}
         return Run(
             protocol=protocol,
             suite=sets.name,
@@ -222,7 +211,7 @@ class Benchmark:
             method=method,
             settings=_telling(method, settings, usual),
             backbone=backbone,
-            precision=self.precision,
+            precision=self.dtype,
             **training,
         )
 

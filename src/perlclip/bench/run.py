@@ -14,32 +14,28 @@ import numpy as np
 
 from perlclip.adapters.folder import load_adapter, save_adapter
 from perlclip.backbone import Backbone, load_backbone
-from perlclip.bench.environment import environment, peak_memory
-from perlclip.bench.protocols import PARTS, PROTOCOLS, Test, known_dataset, siblings, tests_of
+from perlclip.bench.protocols import PROTOCOLS, Test, known_dataset, siblings, tests_of
 from perlclip.bench.store import CHECKPOINT, UNTRAINED, Record, Run, Store, as_json, complete_record, failed_record
-from perlclip.data.sets import DataSet, ImageSet
+from perlclip.data.sets import PARTS, DataSet, ImageSet
 from perlclip.data.suites import suite
 from perlclip.errors import PerlclipError
-from perlclip.inference.cache import Memory
+from perlclip.inference.cache import LIMIT, EvalCache
 from perlclip.inference.evaluation import Evaluation, evaluate
-from perlclip.methods.base import Method, create_method, method_class
-from perlclip.methods.recipes import Recipe
-from perlclip.methods.recipes import recipe as recipe_by_name
-from perlclip.methods.recipes import settings as recipe_settings
+from perlclip.methods import Method, Recipe, create_method, method_class
+from perlclip.methods.registry import find_recipe
+from perlclip.training.environment import environment, peak_memory
 from perlclip.training.loop import fit
-
-CACHE_BYTES = 2 * 2**30  # of image tensors that tests have in common, on the backbone's device
 
 
 class Workspace:
     """What the runs of one process share: backbone, data sets, and what tests of the same images have in common."""
 
     def __init__(
-        self, device: str = "cpu", data: Path | None = None, workers: int = 0, cache_bytes: int = CACHE_BYTES
+        self, device: str = "cpu", data: Path | None = None, workers: int = 0, cache_bytes: int = LIMIT
     ) -> None:
         self.data = data  # folder of the data sets
         self.workers = workers  # processes that decode images
-        self.memory = Memory(cache_bytes)
+        self.cache = EvalCache(cache_bytes)
         self._trained_on = ("", "")
         self._backbone = lru_cache(maxsize=1)(lambda name, dtype: load_backbone(name, device=device, dtype=dtype))
         self._data = lru_cache(maxsize=1)(self.load)
@@ -62,7 +58,7 @@ class Workspace:
         if self._trained_on != (run.suite, run.dataset):
             self._trained_on = (run.suite, run.dataset)
             self._test.cache_clear()
-            self.memory.forget()
+            self.cache.forget()
         return {test: self._test(run.suite, test.dataset, test.classes) for test in tests_of(run)}
 
     def _load_test(self, suite_name: str, dataset: str, classes: str) -> "TestSet":
@@ -126,7 +122,8 @@ def _recipe(run: Run) -> tuple[Recipe | None, dict[str, Any]]:
     if run.recipe == UNTRAINED:
         return None, dict(run.settings)
     where = (run.method, run.recipe, run.backbone, known_dataset(run.suite, run.dataset))
-    return recipe_by_name(*where), {**recipe_settings(*where), **dict(run.settings)}
+    recipe, settings = find_recipe(*where)
+    return recipe, settings | dict(run.settings)
 
 
 class Lookup:
@@ -180,7 +177,7 @@ def attempt(run: Run, store: Store, workspace: Workspace) -> Record:
 
 def perform(run: Run, workspace: Workspace, store: Store) -> Record:
     """Train and test; the adapter is saved in the run's folder, the record is the caller's to keep."""
-    device, kept = workspace.backbone(run).device, workspace.memory
+    device, kept = workspace.backbone(run).device, workspace.cache
     tests = workspace.tests(run)  # a set that is missing is found out before training, which gets nothing of this
     peak_memory(device)
     trained = _train(run, workspace, store)
@@ -189,7 +186,7 @@ def perform(run: Run, workspace: Workspace, store: Store) -> Record:
     results = {
         test.name: evaluate(
             trained.method, found.images, novel=test.novel, workers=workspace.workers, progress=False,
-            memory=kept.of(found.fingerprint),
+            cache=kept.of(found.fingerprint),
         )
         for test, found in tests.items()
     }  # fmt: skip
@@ -244,7 +241,7 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
         method = create_method(run.method, backbone, seed=run.seed, **settings)
         try:
             result = fit(
-                method, images, recipe=recipe, seed=run.seed, precision=run.precision, checkpoint=checkpoint,
+                method, images, recipe=recipe, seed=run.seed, thresholds=False, checkpoint=checkpoint,
                 resume=True, workers=workspace.workers, progress=False,
             )  # fmt: skip
             return Trained(method=method, fit=result.settings, seconds=result.seconds, shots=shots, images=images)
@@ -276,7 +273,7 @@ def _save(run: Run, method: Method, images: ImageSet, record: Record, folder: Pa
     training = {"protocol": run.protocol, "source": f"{run.suite}/{run.dataset}", "shots": run.shots}
     training |= {"recipe_name": run.recipe, **used, "environment": record["environment"]}
     save_adapter(
-        method, folder, class_names=images.class_names, templates=images.template,
+        method, folder, class_names=images.class_names, template=images.template,
         training=training, metrics=record["metrics"],
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The command line: `perlclip fit | calibrate | predict | eval | methods | inspect | demo | bench | data | report
+"""The command line: `perlclip fit | set-thresholds | predict | eval | methods | inspect | demo | bench | data | report
 | explain | analyze`.
 
 Only `click` is imported here and in the commands' modules at the top, so that `--help` answers at once. Errors of the
@@ -13,7 +13,7 @@ import perlclip
 from perlclip.cli.adapters import eval_, inspect, methods, predict
 from perlclip.cli.look import analyze, explain
 from perlclip.cli.research import bench, data, demo, report
-from perlclip.cli.training import calibrate, fit
+from perlclip.cli.training import fit, set_thresholds
 from perlclip.errors import PerlclipError
 
 
@@ -54,5 +54,16 @@ def main(debug: bool) -> None:
     """Adapt a frozen CLIP from a handful of images, and use what came out."""
 
 
-for command in (fit, calibrate, predict, eval_, inspect, methods, bench, data, report, demo, explain, analyze):
+def _load_plugins(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> None:
+    for name in names:
+        perlclip.load_plugin(name)
+
+
+PLUGIN = click.Option(
+    ["--plugin"], multiple=True, metavar="MODULE|FILE", expose_value=False, is_eager=True, callback=_load_plugins,
+    help="Module or .py file with methods of your own; may be repeated.",
+)  # fmt: skip
+for command in (fit, set_thresholds, predict, eval_, methods, bench, explain, analyze):
+    command.params.append(PLUGIN)
+for command in (fit, set_thresholds, predict, eval_, inspect, methods, bench, data, report, demo, explain, analyze):
     main.add_command(command)

@@ -16,6 +16,7 @@ from perlclip.cli.common import (
     backbone_options,
     compile_option,
     console,
+    data_option,
     image_paths,
     name_list,
     steps_options,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 @workers_option
 def predict(
     adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, class_names: Path | None,
-    template: str | None, backbone: str | None, batch_size: int, device: str, precision: str, compile: str,
+    template: str | None, backbone: str | None, batch_size: int, device: str, dtype: str, compile: str,
     workers: int, **thinking: Any,
 ) -> None:  # fmt: skip
     """Label IMAGES: files, folders, or globs in quotes."""
@@ -56,7 +57,7 @@ def predict(
     paths = image_paths(images)
     names = name_list(class_names)
     classifier = perlclip.Classifier.from_pretrained(
-        adapter, class_names=names, template=template, backbone=backbone, device=device, dtype=precision,
+        adapter, class_names=names, template=template, backbone=backbone, device=device, dtype=dtype,
         compile=compile,
     )  # fmt: skip
     write = _WRITERS[form](any(value is not None for value in thinking.values()))
@@ -101,8 +102,8 @@ _WRITERS: dict[str | None, Callable[[bool], "Writer"]] = {None: _write_text, "js
 
 @click.command("eval")
 @click.argument("adapter", type=FOLDER)
-@click.argument("data", type=FOLDER)
-@click.option("--split", help="train, val or test, where DATA is split.")
+@click.argument("data")
+@click.option("--split", help="train, val or test, where DATA is split; test if not given.")
 @click.option(
     "--class-names", type=FOLDER, help="Names for DATA's folders, as in fit; they replace the adapter's classes."
 )
@@ -111,27 +112,26 @@ _WRITERS: dict[str | None, Callable[[bool], "Writer"]] = {None: _write_text, "js
 @click.option("--batch-size", type=POSITIVE, default=64, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The metrics as one JSON object.")
 @steps_options
+@data_option
 @backbone_options
 @compile_option
 @workers_option
 def eval_(
-    adapter: Path, data: Path, split: str | None, class_names: Path | None, template: str | None,
-    backbone: str | None, batch_size: int, as_json: bool, device: str, precision: str, compile: str, workers: int,
-    steps: Any, max_mean_steps: float | None,
+    adapter: Path, data: str, split: str | None, class_names: Path | None, template: str | None,
+    backbone: str | None, batch_size: int, as_json: bool, device: str, dtype: str, compile: str, workers: int,
+    steps: Any, max_mean_steps: float | None, root: Path | None,
 ) -> None:  # fmt: skip
-    """Accuracy of ADAPTER on the labelled images of DATA."""
+    """Accuracy of ADAPTER on the labelled images of DATA: all that `fit` takes, of a split source the test images."""
     from perlclip.data import images_to_test, read_class_names
-    from perlclip.text.classes import Classes, are_novel
+    from perlclip.text.classes import Classes
 
-    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     names = read_class_names(class_names) if class_names else None
     trained = Classes(loaded.class_names, loaded.template)
-    images = images_to_test(data, trained, split=split, class_names=names, template=template)
-    novel = are_novel(images.class_names, loaded.class_names)
-    policy = loaded.adaptive.within(max_mean_steps) if loaded.adaptive else None
+    images = images_to_test(data, trained, split=split, class_names=names, template=template, data=root)
     result = perlclip.evaluate(
-        loaded.method, images, novel=novel, batch_size=batch_size, workers=workers, steps=steps, policy=policy,
-        max_mean_steps=max_mean_steps, compile=compile,
+        loaded, images, batch_size=batch_size, workers=workers, steps=steps, max_mean_steps=max_mean_steps,
+        compile=compile,
     )  # fmt: skip
     if as_json:
         click.echo(json.dumps(result.metrics(), ensure_ascii=False))
@@ -148,7 +148,7 @@ def _print_evaluation(metrics: dict[str, Any]) -> None:
     if len(steps) > 1:
         click.echo("by step k = 0, 1, …: " + "  ".join(f"{accuracy:.1f}" for accuracy in steps))
     if "mean_steps" in metrics:
-        click.echo(f"{metrics['mean_steps']:.2f} refinement steps an image")
+        click.echo(f"{metrics['mean_steps']:.2f} refinement steps per image")
     click.echo(f"accuracy {metrics['accuracy']:.2f} % on {metrics['images']} images")
 
 
@@ -158,13 +158,12 @@ def _print_evaluation(metrics: dict[str, Any]) -> None:
 def methods(pattern: str, backbone: str | None) -> None:
     """The methods there are, with their trained parameters."""
     from perlclip.backbone.clip import vit_b16_shape
-    from perlclip.methods import method_class
 
     loaded = perlclip.load_backbone(backbone) if backbone else vit_b16_shape()
     table = table_of("method", "published", f"parameters on {loaded.name}", "trains", "where", "recipes")
     for name in perlclip.list_methods(pattern):
-        cls = method_class(name)
-        recipes = ", ".join(perlclip.RECIPES.get(name, {})) or "–"
+        cls = perlclip.method_class(name)
+        recipes = ", ".join(cls.recipes) or "–"
         try:
             count = f"{cls(loaded, cls.config_class()).num_trainable:,}"
         except PerlclipError:  # defaults made for twelve blocks

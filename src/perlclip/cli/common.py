@@ -23,16 +23,24 @@ def workers_option(command: Any) -> Any:
 
 
 def backbone_options(command: Any) -> Any:
-    """`--device` and `--precision`."""
+    """`--device` and `--dtype`."""
     for option in (
         click.option(
-            "--precision", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
+            "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
             help="What the frozen towers compute in.",
         ),
         click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, mps or auto."),
     ):  # fmt: skip
         command = option(command)
     return command
+
+
+def data_option(command: Any) -> Any:
+    """`--data`."""
+    option = click.option(
+        "--data", "root", type=FOLDER, metavar="ROOT", help="Folder that holds the data sets' folders, for coop:NAME."
+    )
+    return option(command)
 
 
 def compile_option(command: Any) -> Any:
@@ -48,7 +56,7 @@ def steps_options(command: Any) -> Any:
     """`--steps` and `--max-mean-steps`."""
     for option in (
         click.option(
-            "--max-mean-steps", type=float, metavar="X", help="At most so many refinement steps an image in the mean."
+            "--max-mean-steps", type=float, metavar="X", help="At most so many refinement steps per image, on average."
         ),
         click.option(
             "--steps", callback=_steps, metavar="N|adaptive",
@@ -73,7 +81,7 @@ def method_settings(method: str, pairs: Sequence[str]) -> dict[str, Any]:
 
     from perlclip.errors import unknown_name
     from perlclip.methods import method_class
-    from perlclip.methods.base import parse_setting
+    from perlclip.methods.settings import parse_setting
 
     config = method_class(method).config_class
     known = [f.name for f in fields(config)]

@@ -41,13 +41,13 @@ def _look_options(command: Any) -> Any:
 @backbone_options
 def explain(
     adapter: Path, images: tuple[str, ...], out: Path, shown: str, class_names: Path | None, how: str,
-    template: str | None, backbone: str | None, device: str, precision: str,
+    template: str | None, backbone: str | None, device: str, dtype: str,
 ) -> None:  # fmt: skip
     """How a PERL ADAPTER came to its answer on IMAGES: confidence and evidence at every step."""
     from perlclip.analysis import explain as explain_images
 
     paths, names = image_paths(images), name_list(class_names)
-    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     cases = explain_images(loaded, paths, out, how=how, shown=shown, class_names=names, template=template)
     for path, case in zip(paths, cases, strict=True):
         click.echo(f"{path}\t" + " → ".join(case.answers))
@@ -94,7 +94,7 @@ def analyze(adapter: Path, data: str | None, out: Path, root: Path | None, devic
 
 def _analyze_data(
     adapter: Path, data: str, out: Path, root: Path | None, device: str, *, max_images: int | None, cases: int,
-    split: str | None, class_names: Path | None, template: str | None, backbone: str | None, how: str, precision: str,
+    split: str | None, class_names: Path | None, template: str | None, backbone: str | None, how: str, dtype: str,
     workers: int,
 ) -> None:  # fmt: skip
     from perlclip.analysis.single import MAX_IMAGES, findings
@@ -103,7 +103,7 @@ def _analyze_data(
     from perlclip.data import images_to_test, read_class_names
     from perlclip.text.classes import Classes
 
-    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     require_perl(loaded.method)
     names = read_class_names(class_names) if class_names else None
     images = images_to_test(

@@ -84,9 +84,6 @@ def _machine_options(command: Any) -> Any:
     help="toybox, drawn on the spot, coop, the real sets, or a file that describes your own.",
 )
 @click.option(
-    "--plugin", "plugins", multiple=True, metavar="MODULE", help="Module or .py file with methods; may be repeated."
-)
-@click.option(
     "--methods", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
 )
 @click.option(
@@ -122,7 +119,7 @@ def _machine_options(command: Any) -> Any:
 @workers_option
 def bench(
     out: Path, methods: list[str], pairs: tuple[str, ...], dry_run: bool, executor: str, jobs: int | None, device: str,
-    data: Path | None, workers: int, cache_gib: float, plugins: tuple[str, ...], address: str,
+    data: Path | None, workers: int, cache_gib: float, address: str,
     gpus_per_run: float | None, **grid: Any,
 ) -> None:  # fmt: skip
     """Run PROTOCOL for several methods, data sets and seeds. The same command again goes on.
@@ -134,10 +131,11 @@ def bench(
     from perlclip.bench.protocols import ABLATED, ABLATIONS, Benchmark
     from perlclip.bench.schedule import run_all
     from perlclip.bench.store import Store
+    from perlclip.methods.registry import plugins
 
     machines = Machines(
         executor=executor, jobs=jobs or default_jobs(device), device=device, data=data, workers=workers,
-        cache_bytes=int(cache_gib * 2**30), plugins=plugins, suites=(grid["suite"],), address=address,
+        cache_bytes=int(cache_gib * 2**30), plugins=plugins(), suites=(grid["suite"],), address=address,
         gpus_per_run=gpus_per_run,
     )  # fmt: skip
     machines.load()

@@ -1,4 +1,4 @@
-"""Making adapters: `perlclip fit | calibrate`."""
+"""Making adapters: `perlclip fit | set-thresholds`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +17,7 @@ from perlclip.cli.common import (
     SEED,
     backbone_options,
     compile_option,
+    data_option,
     method_settings,
     workers_option,
 )
@@ -24,23 +25,17 @@ from perlclip.errors import PerlclipError
 
 if TYPE_CHECKING:
     from perlclip.data import ImageSet
-    from perlclip.methods.recipes import Recipe
 
 CHECKPOINT = "checkpoint.safetensors"
-UNTRAINED_METHOD = "zero-shot"
 
 
 @click.command()
-@click.argument("data", type=FOLDER)
+@click.argument("data")
 @click.option("--out", type=FOLDER, required=True, help="Folder for the adapter.")
 @click.option("--backbone", default=BACKBONE, show_default=True, help="Hub name, Hugging Face folder, or 'tiny'.")
 @click.option("--method", default="perl", show_default=True, help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
-@click.option(
-    "--recipe",
-    "recipe_name",
-    help="fast (one epoch), original (the authors' own), extended (PERL's default); see `perlclip methods`.",
-)
+@click.option("--recipe", help="fast (one epoch), original (the authors' own), extended (PERL's default).")
 @click.option("--epochs", type=POSITIVE, help="Instead of the recipe's.")
 @click.option("--lr", type=float, help="Instead of the recipe's.")
 @click.option("--batch-size", type=POSITIVE, help="Instead of the recipe's.")
@@ -52,113 +47,98 @@ UNTRAINED_METHOD = "zero-shot"
     "--seed", type=SEED, default=1, show_default=True, help="Of sampling, initialisation, order and augmentation."
 )
 @click.option("--class-names", type=FOLDER, help="File: a name a line in sorted folder order, or JSON {folder: name}.")
-@click.option("--template", default="a photo of a {}.", show_default=True, help="Prompt; {} is the class name.")
+@click.option("--template", help="Prompt; {} is the class name. The set's own, or 'a photo of a {}.', if not given.")
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
+@data_option
 @backbone_options
 @compile_option
 @workers_option
 def fit(
-    data: Path, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe_name: str | None, seed: int,
-    shots: int | None, val: int, class_names: Path | None, template: str, resume: bool, overwrite: bool,
-    device: str, precision: str, compile: str, workers: int, **changes: Any,
+    data: str, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
+    shots: int | None, val: int, class_names: Path | None, template: str | None, resume: bool, overwrite: bool,
+    root: Path | None, device: str, dtype: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
-    """Train an adapter on DATA: a folder of class folders, or a CSV manifest with columns path,label."""
-    from perlclip.bench.environment import environment
+    """Train an adapter on DATA: a folder of class folders, a CSV manifest with columns path,label, toybox:NAME,
+    coop:NAME or a set of a suite file; with /base or /novel behind it, half of the classes."""
+    from perlclip.adapters.folder import Adapter
+    from perlclip.data.sources import published_name
     from perlclip.files import require_writable
-    from perlclip.methods.recipes import settings as recipe_settings
-    from perlclip.thinking.policy import image_steps
+    from perlclip.methods.registry import default_recipe
 
     _check_out(out, resume, overwrite)
-    train, held_out = _train_and_val(data, class_names, template, shots, val, seed)
-    if method == UNTRAINED_METHOD:
-        _keep_zero_shot(train, held_out, out, method_settings(method, settings), backbone, device, precision)
-        return
-    recipe_name, recipe = _recipe(method, recipe_name, backbone, changes)
-    config = recipe_settings(method, recipe_name, backbone) | method_settings(method, settings)
+    own, cls = method_settings(method, settings), perlclip.method_class(method)
+    train, held_out = _train_and_val(data, class_names, template, shots, val, seed, root)
     require_writable(out)
     if not resume:
         (out / CHECKPOINT).unlink(missing_ok=True)
-    loaded = perlclip.load_backbone(backbone, device=device, dtype=precision)
-    adapted = perlclip.create_method(method, loaded, seed=seed, **config)
+    given = {key: value for key, value in changes.items() if value is not None}
+    fitted: Adapter
+    if not cls.trains(cls.config_class.checked(method, own)):
+        # An adapter of nothing but class names and prompt, so that `predict` and `eval` work for zero-shot CLIP, too.
+        loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
+        adapted = perlclip.create_method(method, loaded, **own)
+        fitted = Adapter(method=adapted, class_names=train.class_names, template=train.template)
+        metrics: dict[str, Any] = {"validation": perlclip.evaluate(fitted, held_out).metrics()} if len(held_out) else {}
+        perlclip.save_adapter(fitted, out, metrics=metrics)
+        _report_fit(metrics, 0.0, out)
+        return
+    recipe, dataset = recipe or default_recipe(method), published_name(data)
+    chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset)[0], **given)
+    loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
+    adapted = perlclip.create_method(method, loaded, seed=seed, recipe=recipe, dataset=dataset, **own)
     click.echo(
         f"{method}, {adapted.num_trainable:,} parameters, on {backbone}: {len(train)} images of "
-        f"{len(train.class_names)} classes, {recipe.epochs} epoch{'s' * (recipe.epochs > 1)}",
+        f"{len(train.class_names)} classes, {chosen.epochs} epoch{'s' * (chosen.epochs > 1)}",
         err=True,
     )
     with _resume_hint(out):
         result = perlclip.fit(
-            adapted, train, recipe=recipe, seed=seed, precision=precision, checkpoint=out / CHECKPOINT, resume=resume,
-            compile=compile, workers=workers,
+            adapted, train, recipe=chosen, seed=seed, checkpoint=out / CHECKPOINT, resume=resume, compile=compile,
+            workers=workers,
         )  # fmt: skip
-        metrics: dict[str, Any] = {"final_loss": sum(result.losses[-10:]) / len(result.losses[-10:])}
+        metrics = {"final_loss": sum(result.losses[-10:]) / len(result.losses[-10:])}
         if len(held_out):
-            metrics["validation"] = perlclip.evaluate(adapted, held_out, compile=compile, workers=workers).metrics()
-        settings_used = {
-            key: value for key, value in result.settings.items() if key not in ("method", "config", "backbone")
-        }
-        training = {"source": data.name, "shots": shots, "recipe_name": recipe_name, **settings_used}
-        training |= {"seconds": round(result.seconds, 2), "environment": environment(loaded.device)}
-        adaptive = perlclip.calibrate(adapted, train, seed=seed, workers=workers) if image_steps(adapted) else None
-        perlclip.save_adapter(
-            adapted, out, class_names=train.class_names, templates=template, training=training, metrics=metrics,
-            adaptive=adaptive,
-        )  # fmt: skip
+            tested = perlclip.evaluate(result, held_out, state=result.state, compile=compile, workers=workers)
+            metrics["validation"] = tested.metrics()
+        training = {**result.training, "source": Path(data).name, "shots": shots, "recipe_name": recipe}
+        perlclip.save_adapter(result, out, training=training, metrics=metrics)
         (out / CHECKPOINT).unlink(missing_ok=True)
     _report_fit(metrics, result.seconds, out)
 
 
 @click.command()
 @click.argument("adapter", type=FOLDER)
-@click.argument("data", type=FOLDER)
+@click.argument("data")
 @click.option("--val", type=NATURAL, default=4, show_default=True, help="As in fit.")
 @click.option("--class-names", type=FOLDER, help="As in fit.")
 @click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
+@data_option
 @backbone_options
 @workers_option
-def calibrate(
-    adapter: Path, data: Path, val: int, class_names: Path | None, backbone: str | None, device: str, precision: str,
-    workers: int,
+def set_thresholds(
+    adapter: Path, data: str, val: int, class_names: Path | None, backbone: str | None, root: Path | None,
+    device: str, dtype: str, workers: int,
 ) -> None:  # fmt: skip
     """Set the thresholds of adaptive thinking of a PERL ADAPTER on the images of DATA that it was trained on.
 
     `fit` has done so already, unless it was an older one.
     """
-    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=precision)
-    training = loaded.info["training"]
-    shots, seed = training.get("shots"), training.get("seed", 1)
-    train, _ = _train_and_val(data, class_names, loaded.template, shots, val, seed)
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
+    training = loaded.training
     if "data" not in training:
         raise PerlclipError(
-            f"{adapter} does not say what it was trained on; use perlclip.calibrate and save_adapter from Python"
+            f"{adapter} does not say what it was trained on; use perlclip.set_thresholds and save_adapter from Python"
         )
+    shots, seed = training.get("shots"), training.get("seed", 1)
+    train, _ = _train_and_val(data, class_names, loaded.template, shots, val, seed, root)
     if train.fingerprint() != training["data"]:
         raise PerlclipError(
             f"{data} does not give the images that {adapter} was trained on; use fit's DATA and options"
         )
-    found = perlclip.calibrate(loaded.method, train, seed=seed, workers=workers)
-    perlclip.save_adapter(
-        loaded.method, adapter, class_names=loaded.class_names, templates=loaded.template, training=training,
-        metrics=loaded.info["metrics"], adaptive=found,
-    )  # fmt: skip
-    click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps an image on {found.views} training views")
-
-
-def _keep_zero_shot(
-    train: "ImageSet",
-    held_out: "ImageSet",
-    out: Path,
-    config: dict[str, Any],
-    backbone: str,
-    device: str,
-    precision: str,
-) -> None:
-    """An adapter of nothing but class names and prompt, so that `predict` and `eval` work for zero-shot CLIP, too."""
-    loaded = perlclip.load_backbone(backbone, device=device, dtype=precision)
-    method = perlclip.create_method(UNTRAINED_METHOD, loaded, **config)
-    metrics = {"validation": perlclip.evaluate(method, held_out).metrics()} if len(held_out) else {}
-    perlclip.save_adapter(method, out, class_names=train.class_names, templates=train.template, metrics=metrics)
-    _report_fit(metrics, 0.0, out)
+    found = perlclip.set_thresholds(loaded.method, train, seed=seed, workers=workers)
+    perlclip.save_adapter(loaded, adapter, thresholds=found)
+    click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps per image on {found.views} training views")
 
 
 def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
@@ -180,22 +160,12 @@ def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
 
 
 def _train_and_val(
-    data: Path, class_names: Path | None, template: str, shots: int | None, val: int, seed: int
+    data: str, class_names: Path | None, template: str | None, shots: int | None, val: int, seed: int, root: Path | None
 ) -> "tuple[ImageSet, ImageSet]":
     from perlclip.data import read_class_names, train_and_val
 
     names = read_class_names(class_names) if class_names else None
-    return train_and_val(data, shots=shots, val=val, seed=seed, class_names=names, template=template)
-
-
-def _recipe(method: str, name: str | None, backbone: str, changes: dict[str, Any]) -> "tuple[str, Recipe]":
-    from perlclip.methods import method_class
-    from perlclip.methods.recipes import default_recipe, recipe
-
-    method_class(method)  # an unknown name is an error of its own
-    name = name or default_recipe(method)
-    given = {key: value for key, value in changes.items() if value is not None}
-    return name, replace(recipe(method, name, backbone), **given)
+    return train_and_val(data, shots=shots, val=val, seed=seed, class_names=names, template=template, data=root)
 
 
 @contextmanager

@@ -81,6 +81,12 @@ def has_split(source: str | Path, split: str, *, data: str | Path | None = None)
     return split in _find(source, data).splits
 
 
+def published_name(source: str | Path) -> str:
+    """The name for which methods have settings of their own, if the source is one of CoOp's fifteen; else nothing."""
+    kind, _, words = str(source).rpartition(":")
+    return words.partition("/")[0] if kind in SUITES and SUITES[kind].published else ""
+
+
 def images_to_test(
     source: str | Path,
     trained: Classes,

@@ -122,8 +122,7 @@ class Method(nn.Module):
         return F.cross_entropy(self.similarity(v_BE, t_CE), labels)
 
     def frozen(self, images: Images) -> FrozenImages:
-        """What the frozen image tower makes of them. Whoever asks with gradients on is about to train."""
-        self._changes += torch.is_grad_enabled()
+        """What the frozen image tower makes of them."""
         return self.backbone.frozen(images)
 
     def sentence(self, template: str) -> str:
@@ -137,7 +136,10 @@ class Method(nn.Module):
 
     def class_embeddings(self, state: ClassState) -> Tensor:
         """`encode_text`, made once for a state and a version of the parameters; anew while gradients are recorded."""
-        return self.encode_text(state) if torch.is_grad_enabled() else self.class_embedding_steps(state)[-1]
+        if torch.is_grad_enabled():
+            self.changed()  # whoever asks for gradients is about to
+            return self.encode_text(state)
+        return self.class_embedding_steps(state)[-1]
 
     def class_embedding_steps(self, state: ClassState) -> Tensor:
         """`encode_text_steps` in the same way."""

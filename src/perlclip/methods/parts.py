@@ -89,7 +89,7 @@ class LearnedWords(Method):
     def guided_loss(self, images: Images, labels: Tensor, state: ClassState, weight: float) -> Tensor:
         """Cross-entropy plus a pull of every class of the list towards the frozen text, whether in the batch or not."""
         assert isinstance(state, ReferenceState)
-        t_CE = self.encode_text(state)
+        t_CE = self.class_embeddings(state)
         classification = self.classify(self.encode_image(images), t_CE, labels)
         return classification + weight * cosine_distance(t_CE, state.t0_CE)
 

@@ -115,7 +115,7 @@ class PromptSRC(Method):
         config, images = self.config, self.frozen(images)
         with torch.no_grad():
             v0_BE = self.backbone.encode_image(images)
-        v_BE, t_CE = self.encode_image(images), self.encode_text(state)
+        v_BE, t_CE = self.encode_image(images), self.class_embeddings(state)
         z_BC, z0_BC = self.similarity(v_BE, t_CE), self.similarity(v0_BE, state.t0_CE)
         apart = F.kl_div(z_BC.log_softmax(-1), z0_BC.log_softmax(-1), reduction="none", log_target=True).mean()
         return (

@@ -109,7 +109,7 @@ class RepresentationTokens(Method):
         """Cross-entropy of each branch, and both towers' pulls towards the frozen CLIP."""
         assert isinstance(state, ReferenceState)
         images, alpha = self.frozen(images), self.config.alpha
-        (c_BE, r_BE), t_CE = self.branches(images), self.encode_text(state)
+        (c_BE, r_BE), t_CE = self.branches(images), self.class_embeddings(state)
         with torch.no_grad():
             v0_BE = self.backbone.encode_image(images)  # goes on from the rows that the branches started from
         classification = alpha * self.classify(c_BE, t_CE, labels) + (1 - alpha) * self.classify(r_BE, t_CE, labels)

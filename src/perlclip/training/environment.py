@@ -1,7 +1,8 @@
-"""Versions and machine behind a result."""
+"""Versions, machine and memory behind a result."""
 
 import platform
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,3 +41,20 @@ def _git() -> dict[str, Any]:
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "-uno"))}
     except (OSError, subprocess.SubprocessError):
         return {}
+
+
+def peak_memory(device: torch.device, kept: int = 0) -> dict[str, int]:
+    """Bytes: on CUDA the most that tensors took since the last call, without those kept for other runs.
+
+    Elsewhere the most of the process so far.
+    """
+    if device.type == "cuda":
+        most = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return {"cuda_bytes": most - kept}
+    if sys.platform == "win32":
+        return {}
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"process_bytes": used if sys.platform == "darwin" else 1024 * used}
