@@ -17,7 +17,7 @@ SOURCE = ROOT / "src"
 # From the bottom up; a package imports only what stands before it, or beside it on the same line.
 ORDER = (
     ("errors", "files", "progress"), ("text",), ("data",), ("backbone",), ("methods",), ("reference",), ("thinking",),
-    ("training",), ("adapters",), ("inference",), ("bench",), ("viz",), ("report",), ("analysis",), ("cli",),
+    ("adapters",), ("training",), ("inference",), ("bench",), ("viz",), ("report",), ("analysis",), ("cli",),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 # What stands below and is not to be imported all the same.
@@ -33,7 +33,7 @@ ONLY = {("report", "bench"): "bench.store"}
 # Names that several packages share on purpose: a contract, a folder on disk, a method and its plain form.
 SHARED_FILES = {"__init__", "base", "folder", "perl"}
 # Private names of other libraries for which they have no public one.
-FOREIGN = {"_version"}  # torch's count of a tensor's in-place changes
+FOREIGN = {"_version", "_exit"}  # torch's count of a tensor's in-place changes; leaving a process at once
 
 
 @cache
@@ -65,8 +65,8 @@ def imported(name: str, tree: ast.Module) -> Iterator[tuple[str, str]]:
             for alias in node.names:
                 inner = f"{origin}.{alias.name}"
                 yield (inner, "") if inner in modules() else (origin, alias.name)
-        elif isinstance(node, ast.Constant) and node.value in modules():
-            yield node.value, ""  # for `import_module`
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            yield from ((word.value, "") for word in node.args if getattr(word, "value", None) in modules())
 
 
 @cache

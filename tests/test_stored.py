@@ -48,15 +48,7 @@ def test_images_stop_where_they_did(tiny, pictures):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_adapter_saved_again_is_the_same(name, tiny, tmp_path):
     adapter = load_adapter(ADAPTERS / name, backbone=tiny)
-    save_adapter(
-        adapter.method,
-        tmp_path,
-        class_names=adapter.class_names,
-        template=adapter.template,
-        training=adapter.info["training"],
-        metrics=adapter.info["metrics"],
-        adaptive=adapter.adaptive,
-    )
+    save_adapter(adapter, tmp_path)
     assert (tmp_path / WEIGHTS).read_bytes() == (ADAPTERS / name / WEIGHTS).read_bytes()
     old, new = read_info(ADAPTERS / name), read_info(tmp_path)
     assert {key: new[key] for key in old if key != "perlclip_version"} == {

@@ -16,7 +16,7 @@ import perlclip
 from perlclip.analysis import chunks
 from perlclip.analysis.cases import instructive, overlay
 from perlclip.analysis.drift import TRANSITIONS, drift, transitions
-from perlclip.analysis.evidence import contributions, evidence_maps, share_inside, split_layer
+from perlclip.analysis.evidence import contributions, evidence_maps, share_inside
 from perlclip.analysis.single import analyze
 from perlclip.analysis.stores import analyze_store
 from perlclip.analysis.trajectories import (
@@ -225,15 +225,6 @@ def test_maps_say_what_scaling_a_patch_changes(backbone, config):
     assert (rows != 0).any(dim=-1).all()
 
 
-def test_split_layer_is_watched_only_meanwhile(backbone):
-    method, size = loud_perl(backbone), backbone.preprocess.size
-    with split_layer(method) as caught, torch.no_grad():
-        method.encode_image(torch.randn(1, 3, size, size))
-    assert len(caught) == 1
-    method.encode_image(torch.randn(1, 3, size, size))
-    assert len(caught) == 1
-
-
 def test_occlusion_is_the_drop_without_a_patch(backbone):
     method, size = loud_perl(backbone), backbone.preprocess.size
     torch.manual_seed(2)
@@ -436,10 +427,10 @@ def test_a_store_gives_curves_per_set_and_averaged(tiny, tmp_path):
 
 
 def test_transfer_leaves_the_source_out_and_takes_the_adapter_of_another_run(tiny, tmp_path, monkeypatch):
-    from perlclip.bench import protocols
+    from perlclip.data import suites
 
-    suite = replace(protocols.SUITES["toybox"], targets=("tiny_toys",), variants=("toybox_a",))
-    monkeypatch.setitem(protocols.SUITES, "toybox", suite)
+    suite = replace(suites.SUITES["toybox"], targets=("tiny_toys",), variants=("toybox_a",))
+    monkeypatch.setitem(suites.SUITES, "toybox", suite)
     store = Store(tmp_path / "runs")
     trained = stored(store, tiny, "toybox", 1, "cross-dataset", ("toybox", "tiny_toys"))
     stored(store, tiny, "toybox", 1, "domain-shift", ("toybox", "toybox_a"), adapter_of=trained.name)

@@ -131,7 +131,7 @@ def test_what_does_not_go_together_is_refused(changes, words):
 def test_a_method_without_the_recipe_asked_for_is_refused(tmp_path, monkeypatch):
     """A trained method that has no recipe was run untrained."""
     for recipes, known in (({}, "none"), ({"slow": perlclip.Recipe()}, "slow")):
-        monkeypatch.setitem(perlclip.RECIPES, "mma", recipes)
+        monkeypatch.setattr(method_class("mma"), "recipes", recipes)
         said = fails(*bench("base-to-novel", tmp_path, "--methods", "mma"))
         assert f"unknown recipe of method 'mma': 'fast'; known: {known}" in said
     assert fine("base-to-novel", methods=["mma"], recipe="slow")[0].recipe == "slow"

@@ -188,7 +188,7 @@ def test_a_changed_recipe_makes_runs_stale_and_their_checkpoints_useless(copy, t
     one = grid()[1]
     old = copy.home(one) / CHECKPOINT
     perlclip.fit(perlclip.create_method("perl", tiny), load("a").train.base(), recipe="extended", checkpoint=old)
-    monkeypatch.setitem(perlclip.RECIPES["perl"], "fast", perlclip.Recipe(epochs=2))
+    monkeypatch.setitem(perlclip.method_class("perl").recipes, "fast", perlclip.Recipe(epochs=2))
     (record,) = run_all([one], copy)
     assert record["status"] == "complete" and record["recipe"]["epochs"] == record["fit"]["recipe"]["epochs"] == 2
     assert not old.exists()

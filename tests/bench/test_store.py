@@ -212,8 +212,8 @@ def test_the_parent_of_processes_loads_no_backbone_for_what_is_not_there(tmp_pat
 
 def test_the_room_for_test_images_is_an_option(tmp_path, monkeypatch):
     limits = []
-    memory = performing.Memory
-    monkeypatch.setattr(performing, "Memory", lambda limit: limits.append(limit) or memory(limit))
+    cache = performing.EvalCache
+    monkeypatch.setattr(performing, "EvalCache", lambda limit: limits.append(limit) or cache(limit))
     options = ("--methods", "zero-shot", "--datasets", "a")
     assert run(*bench(tmp_path, *options)).exit_code == 0
     assert run(*bench(tmp_path, *options, "--cache-gib", 0.5)).exit_code == 0

@@ -244,7 +244,7 @@ def test_names():
         ("provp", dict(alpha=1.5), "alpha must be in 0.0..1.0"),
         ("coop", dict(tokens=99), "has 9 tokens; 99 are needed"),
         ("promptsrc", dict(templates=["a {}", "no name"]), "must contain one {}"),
-        ("promptsrc", dict(template="a {}"), "must be of type list of str"),
+        ("promptsrc", dict(templates="a {}"), "must be of type list of str"),
         ("zero-shot", dict(ensemble=1), "must be of type bool"),
         ("mmrl", dict(dim=True), "must be of type int"),
     ],

@@ -205,7 +205,7 @@ def test_projector_is_equation_one(backbone):
         (dict(anchor=float("nan")), "anchor must be at least 0.0"),
         (dict(ranks=2), "did you mean 'rank'"),
         (dict(steps="four"), "'steps' must be of type int, got 'four'"),
-        (dict(depth=None), "'depth' must be of type int or list of int"),
+        (dict(depth="7"), "'depth' must be of type int or list of int"),
         (dict(depth=[7, 3]), "several depths rising"),
         (dict(depth=[]), "must be of type int or list of int"),
         (dict(variant="layr"), "did you mean 'layer'"),

@@ -33,7 +33,10 @@ def method(backbone):
 
 @pytest.fixture(scope="module")
 def state(method):
-    return method.class_state(PROMPTS)
+    state = method.class_state(PROMPTS)
+    with torch.no_grad():
+        method.class_embeddings(state)  # encoded before any test takes the time
+    return state
 
 
 @pytest.fixture(scope="module")
@@ -176,18 +179,18 @@ def slow(monkeypatch):
     """A machine that needs 10 ms for each image and step, and 20 ms for each image's base pass."""
     from perlclip.methods.perl import Perl, Thinking
 
-    clock, think, step = Clock(), Perl.think, Thinking.step
+    clock, begin, step = Clock(), Perl.begin, Thinking.step
 
-    def slow_think(self, pixels):
+    def slow_begin(self, pixels):
         clock.now += 0.020 * len(pixels)
-        return think(self, pixels)
+        return begin(self, pixels)
 
     def slow_step(self):
         clock.now += 0.010 * len(self.h_BD)
         return step(self)
 
     monkeypatch.setattr(limits, "clock", clock)
-    monkeypatch.setattr(Perl, "think", slow_think)
+    monkeypatch.setattr(Perl, "begin", slow_begin)
     monkeypatch.setattr(Thinking, "step", slow_step)
     return clock
 
@@ -444,7 +447,7 @@ def test_fit_sets_thresholds_and_the_commands_show_the_steps(fitted, tree):
     assert plain[0] == "image,rank,label,probability"
     metrics = json.loads(run("eval", fitted, tree, "--steps", "adaptive", "--json").stdout)
     assert 0 <= metrics["mean_steps"] <= 3 and len(metrics["step_accuracy"]) == 1
-    assert "0.50 refinement steps an image" in run("eval", fitted, tree, "--steps", 1, "--max-mean-steps", 0.5).stdout
+    assert "0.50 refinement steps per image" in run("eval", fitted, tree, "--steps", 1, "--max-mean-steps", 0.5).stdout
 
 
 def test_wrong_usage_of_the_commands(fitted, tree):

@@ -74,7 +74,7 @@ def fit(
         (out / CHECKPOINT).unlink(missing_ok=True)
     given = {key: value for key, value in changes.items() if value is not None}
     fitted: Adapter
-    if not cls.trains(cls.config_class.checked(method, own)):
+    if not cls.recipes and not cls.trains(cls.config_class.checked(method, own)):
         # An adapter of nothing but class names and prompt, so that `predict` and `eval` work for zero-shot CLIP, too.
         loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
         adapted = perlclip.create_method(method, loaded, **own)

@@ -33,7 +33,7 @@ def _git() -> dict[str, Any]:
     """Commit of the checkout that perlclip is run from, and whether files differ from it; nothing if installed."""
 
     def git(*words: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(Path(perlclip.__file__).parent), *words]
+        command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:

@@ -21,21 +21,21 @@ TILES = 4096  # rows from which on our matrix product beats cuBLAS' with an acti
 
 def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """x + a, and its norm."""
-    if has_kernels(x):
+    train = wants_gradient(x, a)
+    if has_kernel("add_norm_training" if train else "add_norm", x) and not (train and norm.weight.requires_grad):
         from perlclip.backbone.accel import kernels
 
-        if not wants_gradient(x, a):
+        if not train:
             return kernels.add_norm(x, a, norm)
-        if not norm.weight.requires_grad:
-            out: tuple[Tensor, Tensor] = kernels.AddNorm.apply(x, a, norm)  # type: ignore[no-untyped-call]
-            return out
+        out: tuple[Tensor, Tensor] = kernels.AddNorm.apply(x, a, norm)  # type: ignore[no-untyped-call]
+        return out
     total = x + a
     return total, norm(total)
 
 
 def linear_silu(y: Tensor, linear: nn.Linear) -> Tensor:
     """silu(W y + b)."""
-    if has_kernels(y) and not wants_gradient(y) and y.numel() >= TILES * y.shape[-1]:
+    if not wants_gradient(y) and y.numel() >= TILES * y.shape[-1] and has_kernel("linear_silu", y):
         from perlclip.backbone.accel import kernels
 
         if kernels.can_multiply(linear):
@@ -48,28 +48,27 @@ def wants_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def has_kernels(x: Tensor) -> bool:
-    """Whether this is a half-precision tensor on CUDA, outside autocast, for which a kernel pays."""
+def has_kernel(name: str, x: Tensor) -> bool:
+    """Whether this is a half-precision tensor on CUDA, outside autocast, for which a kernel pays and works."""
     return (
         x.is_cuda
         and x.dtype in (torch.bfloat16, torch.float16)
         and (x.numel() >= LARGE or recording())
         and not torch.is_autocast_enabled("cuda")
-        and _kernels_work(x.device)
+        and works(name, x.device)
     )
 
 
 @cache
-def _kernels_work(device: torch.device) -> bool:
-    """Triton may be absent, or present without the compiler that it needs: try it once."""
+def works(name: str, device: torch.device) -> bool:
+    """Triton may be absent, or present without the compiler or the card that a kernel needs: each is tried once."""
     try:
         from perlclip.backbone.accel import kernels
 
-        with torch.no_grad(), torch.inference_mode(False):
-            x = torch.ones(1, 1, 16, device=device, dtype=torch.bfloat16)
-            kernels.add_norm(x, x, nn.LayerNorm(16, device=device, dtype=torch.bfloat16))
+        with torch.inference_mode(False), torch.set_grad_enabled(name == "add_norm_training"):
+            kernels.PROBES[name](device)
     except Exception as error:
-        sentence = f"fused kernels do not work here, going on without: {first_line(error)}"
+        sentence = f"the fused kernel {name} does not work here, going on without: {first_line(error)}"
         warnings.warn(sentence, RuntimeWarning, stacklevel=2)
         return False
     return True

@@ -135,3 +135,25 @@ def linear_silu(y: Tensor, linear: nn.Linear) -> Tensor:
             M, N, K, PROGRAMS=programs, **TILE,
         )  # fmt: skip
     return out_MN.view(*y.shape[:-1], N)
+
+
+def _probe_add_norm(device: torch.device) -> None:
+    x = torch.ones(1, 1, 16, device=device, dtype=torch.bfloat16)
+    add_norm(x, x, nn.LayerNorm(16, device=device, dtype=torch.bfloat16))
+
+
+def _probe_training(device: torch.device) -> None:
+    x = torch.ones(1, 1, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
+    norm = nn.LayerNorm(16, device=device, dtype=torch.bfloat16).requires_grad_(False)
+    total, y = AddNorm.apply(x, x, norm)
+    torch.autograd.grad((total + y).sum(), x)
+
+
+def _probe_linear(device: torch.device) -> None:
+    linear = nn.Linear(TILE["BK"], TILE["BN"], device=device, dtype=torch.bfloat16)
+    if can_multiply(linear):
+        linear_silu(torch.ones(TILE["BM"], TILE["BK"], device=device, dtype=torch.bfloat16), linear)
+
+
+# One small use of each kernel, to see that it compiles and runs on a card.
+PROBES = {"add_norm": _probe_add_norm, "add_norm_training": _probe_training, "linear_silu": _probe_linear}

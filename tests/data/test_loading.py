@@ -1,0 +1,46 @@
+"""Batches: processes that load them, memory that is pinned for them."""
+
+from torch.utils.data import dataloader
+
+import perlclip
+from perlclip.data import loading
+from perlclip.methods import Recipe
+
+
+def test_workers_start_once_for_all_epochs(backbone, tree, monkeypatch):
+    """They used to start anew every epoch."""
+    started = []
+    begin = dataloader._MultiProcessingDataLoaderIter.__init__
+    monkeypatch.setattr(
+        dataloader._MultiProcessingDataLoaderIter,
+        "__init__",
+        lambda self, loader: (started.append(loader.num_workers), begin(self, loader))[1],
+    )
+    images = perlclip.load_images(tree).select(range(6))
+    runs = []
+    for workers in (0, 1):
+        method = perlclip.create_method("coop", backbone)
+        recipe = Recipe(epochs=3)
+        runs.append(perlclip.fit(method, images, recipe=recipe, workers=workers, progress=False).losses)
+    assert started == [1] and runs[0] == runs[1]
+
+
+def test_memory_is_pinned_for_cuda_only(backbone, tree, monkeypatch):
+    """It used to be wherever there is CUDA: a context of its own for every process that works on the CPU."""
+    pinned = []
+    loader = loading.DataLoader
+    monkeypatch.setattr(loading, "DataLoader", lambda *a, **k: (pinned.append(k["pin_memory"]), loader(*a, **k))[1])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    images = perlclip.load_images(tree).select(range(2))
+    list(loading.fixed_views(images, backbone.preprocess, 2, backbone.device))
+    assert pinned == [False]
+
+
+def test_bytes_are_images(backbone, tree):
+    """In memory a set has the same fingerprint and the same views; what does not fit stays on disk."""
+    images = perlclip.load_images(tree)
+    held = images.in_memory(2**20)
+    assert all(isinstance(image, bytes) for image in held.images) and held.fingerprint() == images.fingerprint()
+    assert images.in_memory(100) is images
+    classifier = perlclip.Classifier(perlclip.create_method("zero-shot", backbone), images.class_names)
+    assert classifier.predict(held.images[0]) == classifier.predict(images.images[0])

@@ -1,0 +1,144 @@
+"""One backbone, many users: whatever threads do at the same time, every answer is the serial one."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import perlclip
+from perlclip.backbone import FrozenImages
+from perlclip.data import ImageSet
+from perlclip.inference.cache import EvalCache
+
+THREADS = 8
+LISTS = (("cat", "striped horse"), ("red", "green grass", "blue"), ("ox", "a bird", "tree", "house"))
+
+
+def pictures(seed: int, count: int, names: tuple[str, ...]) -> ImageSet:
+    rng = np.random.default_rng(seed)
+    images = [rng.integers(0, 256, (32, 32, 3), dtype=np.uint8) for _ in range(count)]
+    return ImageSet(images=images, labels=[i % len(names) for i in range(count)], class_names=names)
+
+
+@pytest.fixture
+def one_thread_each():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_eight_threads_share_a_backbone(backbone, one_thread_each):
+    """Evaluations, predictions, adaptive ones, and a training meanwhile; each thread begins at another place."""
+    sets = [pictures(seed, 9 + seed, names) for seed, names in enumerate(LISTS)]
+    methods = [perlclip.create_method(name, backbone, seed=7) for name in ("perl", "mmrl", "coop", "promptsrc", "mma")]
+    shared = EvalCache()
+
+    def evaluated(method, images, kept):
+        cache = shared.of(images.class_names) if kept else None
+        result = perlclip.evaluate(method, images, batch_size=4, cache=cache, progress=False)
+        return result.predictions_KB.tolist(), result.probabilities_BC
+
+    classifiers = {
+        (method.name, names): perlclip.Classifier(method, names) for method in methods for names in LISTS[:2]
+    }
+    perl = perlclip.create_method("perl", backbone)
+    fitted = perlclip.fit(perl, sets[0], recipe=perlclip.Recipe(), progress=False)
+    adaptive = perlclip.Classifier(fitted)
+
+    def predicted(classifier, images, **thinking):
+        found = classifier.predict(images.images, batch_size=4, top_k=2, **thinking)
+        return [p.label for p in found], torch.tensor([p.probability for p in found])
+
+    def trained():
+        method = perlclip.create_method("perl", backbone, steps=2)
+        result = perlclip.fit(method, sets[1], recipe=perlclip.Recipe(lr=1e-3), thresholds=False, progress=False)
+        return [p.detach().clone() for p in method.parameters()], torch.tensor(result.losses)
+
+    jobs = [lambda m=m, s=s, k=k: evaluated(m, s, k) for m in methods for s in sets for k in (False, True)]
+    jobs += [lambda c=c, s=s: predicted(c, s) for c in classifiers.values() for s in sets]
+    jobs += [lambda s=s: predicted(adaptive, s, steps="adaptive") for s in sets]
+    jobs.append(trained)
+    serial = [job() for job in jobs]
+    shared.forget()
+    start = threading.Barrier(THREADS)
+
+    def work(thread: int):
+        start.wait()
+        order = [(i + thread * len(jobs) // THREADS) % len(jobs) for i in range(len(jobs))]
+        return {i: jobs[i]() for i in order}
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for found in pool.map(work, range(THREADS)):
+            for i, (answers, numbers) in found.items():
+                if jobs[i] is trained:
+                    assert all(torch.equal(a, b) for a, b in zip(answers, serial[i][0], strict=True))
+                else:
+                    assert answers == serial[i][0]
+                torch.testing.assert_close(numbers, serial[i][1], rtol=0, atol=1e-6)
+
+
+def test_a_foreign_training_step_makes_nobody_encode_again(backbone):
+    """Any optimiser step of any model used to: 4 encodings instead of 1 after 3 of them."""
+    method = perlclip.create_method("coop", backbone)
+    state, pixels, calls = method.class_state(["a cat", "a dog"]), torch.randn(2, 3, 32, 32), []
+    encode = method.encode_text
+    method.encode_text = lambda state: (calls.append(1), encode(state))[1]
+    other = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(4):
+        with torch.no_grad():
+            method.logits(pixels, state)
+        other(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert len(calls) == 1
+
+
+def test_nothing_stays_on_towers_or_backbones(backbone):
+    """After answers with a cache, the towers hold what they held, no hook and no batch."""
+    before = {side: dict(vars(getattr(backbone, side))) for side in ("vision", "text")}
+    perlclip.evaluate(
+        perlclip.create_method("perl", backbone), pictures(0, 5, LISTS[0]), cache=EvalCache().of("x"), progress=False
+    )
+    assert before == {side: dict(vars(getattr(backbone, side))) for side in before}
+    for tower in (backbone.vision, backbone.text):
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in tower.modules())
+
+
+def test_pool_reads_the_rows_it_is_told_to(backbone):
+    """For a remembered batch it used to give CLS whatever was asked for."""
+    pixels = torch.randn(3, 3, 32, 32)
+    images = FrozenImages(backbone.vision, pixels)
+    x_BND = images.rows(4)
+    cls_BD = images.pooled()
+    rows_B = torch.full((3,), 5)
+    fifth_BD = backbone.vision.pool(x_BND, rows_B, 4)
+    whole_BND = backbone.vision.run(x_BND, 4, backbone.vision.depth)
+    torch.testing.assert_close(fifth_BD, whole_BND[:, 5], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(cls_BD, whole_BND[:, 0], atol=1e-4, rtol=1e-4)
+
+
+def test_each_image_file_is_opened_twice_and_the_texts_prepared_once(tree, clip_folder, tmp_path, monkeypatch):
+    """In one `fit`: looked at when it is found, then read; class texts serve training, validation and thresholds."""
+    from PIL import Image
+
+    from perlclip.methods.perl import Perl
+    from tests.cli.test_cli import run
+
+    opened: dict[str, int] = {}
+    prepared = []
+    pil_open, read_bytes, prepare = Image.open, Path.read_bytes, Perl.prepare
+
+    def count(source):
+        if str(source).endswith(".png"):
+            opened[str(source)] = opened.get(str(source), 0) + 1
+
+    monkeypatch.setattr(Image, "open", lambda source, *a, **k: (count(source), pil_open(source, *a, **k))[1])
+    monkeypatch.setattr(Path, "read_bytes", lambda self: (count(self), read_bytes(self))[1])
+    monkeypatch.setattr(Perl, "prepare", lambda self, classes: (prepared.append(1), prepare(self, classes))[1])
+    done = run("fit", tree, "--backbone", clip_folder, "--out", tmp_path / "a", "--epochs", 3, "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert len(prepared) == 1 and opened and max(opened.values()) == 2
