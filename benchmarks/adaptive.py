@@ -25,12 +25,13 @@ from benchmarks.adaptive_figure import draw
 from perlclip.adapters.folder import load_adapter
 from perlclip.bench.run import Workspace
 from perlclip.bench.store import Record, Run, Store
-from perlclip.data.loading import eval_batches
+from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
+from perlclip.thinking.choice import SPACING, set_thresholds
 from perlclip.thinking.policy import ALL_STEPS, Plan, Policy, simulate
-from perlclip.thinking.thresholds import SPACING, Calibration, calibrate
+from perlclip.thinking.thresholds import Thresholds
 
 OUT = Path("docs/results/adaptive")
 BATCH = 64
@@ -67,7 +68,7 @@ def look(method: Perl, images: ImageSet, *, novel: bool) -> Tested:
     """All K steps of a test set."""
     t_KCE = method.encode_text_steps(method.class_state(images.classes, novel=novel))
     own, logits = [], []
-    for pixels, labels_B in eval_batches(images, method.backbone.preprocess, BATCH):
+    for pixels, labels_B in fixed_views(images, method.backbone.preprocess, BATCH, method.backbone.device):
         v_KBE = method.encode_image_steps(pixels)
         pairs = zip(v_KBE, t_KCE, strict=True)
         own.append(torch.stack([method.similarity(v_BE, t_CE).argmax(-1) == labels_B for v_BE, t_CE in pairs]))
@@ -82,7 +83,7 @@ def really(method: Perl, images: ImageSet, policy: Policy, *, novel: bool) -> tu
     plans = [Plan(method=method, steps=method.config.steps, policy=each) for each in (policy, ALL_STEPS)]
     method.class_embeddings(state)  # once per class list, so no part of the comparison
     steps, seconds = [], [0.0, 0.0]
-    for i, (pixels, _) in enumerate(eval_batches(images, method.backbone.preprocess, BATCH)):
+    for i, (pixels, _) in enumerate(fixed_views(images, method.backbone.preprocess, BATCH, method.backbone.device)):
         for which in ((0, 1), (1, 0))[i % 2]:
             began = time.perf_counter()
             answer = plans[which].answer(pixels, state)
@@ -106,8 +107,8 @@ def measure(
 ) -> Iterator[tuple[Row, list[Row]]]:
     """The table's row and the curve's points of each half of a run's tests."""
     shots = workspace.shots(run)
-    calibration = calibrate(method, shots, seed=run.seed, progress=False)
-    policy, chosen = calibration.policy, calibration.chosen
+    thresholds = set_thresholds(method, shots, seed=run.seed, progress=False)
+    policy, chosen = thresholds.policy, thresholds.chosen
     for test, found in workspace.tests(run).items():
         tested = look(method, found.images, novel=test.novel)
         mean_steps, accuracy, agreement = tested.point(policy)
@@ -116,16 +117,16 @@ def measure(
             "accuracy_K": _percent(tested.own_KB[-1]), "accuracy_adaptive": accuracy, "mean_steps": mean_steps,
             "agreement": agreement, "first": policy.first, "lead": policy.lead,
             "calibration_steps": chosen.mean_steps, "calibration_agreement": 100 * chosen.agreement,
-            "views": calibration.views, "same_shots": int(shots.fingerprint() == record["fit"]["data"]),
+            "views": thresholds.views, "same_shots": int(shots.fingerprint() == record["fit"]["data"]),
         }  # fmt: skip
         if real:
             steps_B, (adaptive, full) = really(method, found.images, policy, novel=test.novel)
             differ = (simulate(policy, tested.logits_KBC) != steps_B).sum().item()
             row |= {"steps_not_foretold": differ, "seconds_adaptive": adaptive, "seconds_K": full}
-        yield row, list(_curve(test.name, tested, calibration))
+        yield row, list(_curve(test.name, tested, thresholds))
 
 
-def _curve(classes: str, tested: Tested, calibration: Calibration) -> Iterator[Row]:
+def _curve(classes: str, tested: Tested, thresholds: Thresholds) -> Iterator[Row]:
     K = len(tested.own_KB) - 1
     for k, right_B in enumerate(tested.own_KB):
         yield {"classes": classes, "kind": "k steps", "setting": k, "passes": k, "accuracy": _percent(right_B)}
@@ -133,9 +134,9 @@ def _curve(classes: str, tested: Tested, calibration: Calibration) -> Iterator[R
         accuracy = _percent(answers_B == tested.labels_B)
         yield {"classes": classes, "kind": "image k, classes K", "setting": k, "passes": k, "accuracy": accuracy}
     for i in range(int(K / SPACING) + 1):
-        passes, accuracy, _ = tested.point(calibration.within(i * SPACING))
+        passes, accuracy, _ = tested.point(thresholds.within(i * SPACING))
         yield {"classes": classes, "kind": "budget", "setting": i * SPACING, "passes": passes, "accuracy": accuracy}
-    passes, accuracy, _ = tested.point(calibration.policy)
+    passes, accuracy, _ = tested.point(thresholds.policy)
     yield {"classes": classes, "kind": "adaptive", "setting": "default", "passes": passes, "accuracy": accuracy}
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.adaptive_choice BENCH/runs     # writes docs/results/adaptive/choice.csv; no test image is seen
 
 For every run of PERL in the store, each candidate's thresholds are set on views of the run's training shots as
-`calibrate` does, once for each share of views that must agree with step K. They are then applied to the validation
+`set_thresholds` does, once for each share of views that must agree with step K. They are then applied to the validation
 images of the classes trained on (base) and of the others (novel). The table has means over runs; printed are the
 answers that differ from step K's, in percent, at equal passes.
 """
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.adaptive import BATCH, OUT, Row, runs_of, table
-from perlclip.bench.protocols import PARTS
 from perlclip.bench.run import Workspace
 from perlclip.bench.store import Run
-from perlclip.data.loading import eval_batches
+from perlclip.data.loading import fixed_views
+from perlclip.data.sets import PARTS
 from perlclip.data.suites import SUITES
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
 from perlclip.thinking import policy as adaptive
-from perlclip.thinking.thresholds import QUANTILES, VIEWS, training_views
+from perlclip.thinking.choice import QUANTILES, VIEWS, training_views
 
 TARGETS = (0.93, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 0.998)
 AT = (1.0, 1.25, 1.5)
@@ -97,7 +97,10 @@ def seen(run: Run, method: Perl, workspace: Workspace) -> dict[str, tuple[Tensor
     found = {"views": (v_KVE, torch.empty(0), method.encode_text_steps(method.class_state(shots.classes)))}
     for part in ("base", "novel"):
         images = PARTS[part](SUITES[run.suite].load(run.dataset, None).val)
-        v = [method.encode_image_steps(pixels) for pixels, _ in eval_batches(images, preprocess, BATCH)]
+        v = [
+            method.encode_image_steps(pixels)
+            for pixels, _ in fixed_views(images, preprocess, BATCH, method.backbone.device)
+        ]
         t_KCE = method.encode_text_steps(method.class_state(images.classes))
         found[part] = torch.cat(v, 1), torch.as_tensor(images.labels), t_KCE
     return found

@@ -3,7 +3,7 @@
     python -m benchmarks.shared_tests [METHOD …] [--task faint_toys] [--device cpu]
 
 Three seeds of each method are tested on base and novel classes of a toybox set with the embedded backbone, untrained
-(the time does not depend on the weights): each once alone and once with the memory of those before it, in turn. The
+(the time does not depend on the weights): each once alone and once with the cache of those before it, in turn. The
 answers are compared to the bit. The result is written to benchmarks/results/, its name states the conditions.
 """
 
@@ -15,19 +15,19 @@ import torch
 import perlclip
 from benchmarks.common import RESULTS, file_name, machine, write_csv
 from perlclip.data.toybox import load_toybox
-from perlclip.inference.cache import Memory
+from perlclip.inference.cache import EvalCache
 
 
 def measure(methods: list[str], task: str, device: str) -> list[dict]:
     backbone, test = perlclip.load_backbone("tiny", device=device), load_toybox(task).test
     halves = {"base": test.base(), "novel": test.novel()}
-    memory, rows = Memory(), []
+    cache, rows = EvalCache(), []
 
     def seconds(method: perlclip.methods.Method, shared: bool) -> tuple[float, list[torch.Tensor]]:
         started = time.perf_counter()
         results = [
             perlclip.evaluate(
-                method, images, novel=half == "novel", progress=False, memory=memory.of(half) if shared else None
+                method, images, novel=half == "novel", progress=False, cache=cache.of(half) if shared else None
             )
             for half, images in halves.items()
         ]
@@ -40,7 +40,7 @@ def measure(methods: list[str], task: str, device: str) -> list[dict]:
             assert all(map(torch.equal, one, other)), f"{name} does not answer the same"
             rows.append({"method": name, "seed": seed, "alone_s": alone, "shared_s": shared})
     total = {key: sum(row[key] for row in rows) for key in ("alone_s", "shared_s")}
-    return [*rows, {"method": "all", "seed": "", **total, "kept_MiB": memory.used / 2**20}]
+    return [*rows, {"method": "all", "seed": "", **total, "kept_MiB": cache.used / 2**20}]
 
 
 def main() -> None:

@@ -199,13 +199,12 @@ class Bench:
 
     def adapt(self) -> None:
         """`fit` from images to a trained adapter: wall-clock time, loading of the backbone not included."""
-        from perlclip.methods.recipes import recipe
-
         import perlclip
-        from perlclip.data.images import Preprocess
+        from perlclip.backbone import Preprocess
         from perlclip.data.sets import ImageSet
 
-        object.__setattr__(self.forms.ours.backbone, "preprocess", Preprocess(224, 224, (0.5,) * 3, (0.5,) * 3))
+        views = Preprocess(processor=None, size=224, mean=(0.5,) * 3, std=(0.5,) * 3)  # only random ones are made
+        object.__setattr__(self.forms.ours.backbone, "preprocess", views)
         workers = min(12, os.cpu_count() or 1)
         for title, classes, shots, side, names in (
             ("EuroSAT-sized", 5, 16, 64, ("fast", "extended")),
@@ -218,9 +217,7 @@ class Bench:
             for name in names:
                 ours = create_method("perl", self.forms.ours.backbone)
                 began = time.perf_counter()
-                result = perlclip.fit(
-                    ours, train, recipe=recipe("perl", name), precision="bfloat16", workers=workers, progress=False
-                )
+                result = perlclip.fit(ours, train, recipe=name, thresholds=False, workers=workers, progress=False)
                 if self.cuda:
                     torch.cuda.synchronize()
                 seconds = time.perf_counter() - began
@@ -345,8 +342,8 @@ def image_operations(ours: Method, batch: int) -> float:
 def text_operations(state: ClassState) -> float:
     """The refinement alone, which is what a training step repeats."""
     total = 0.0
-    for group in state.groups:
-        (C, n, width), tower = group.refinement.x_BND.shape, group.refinement.tower
+    for refinement, _ in state.groups:
+        (C, n, width), tower = refinement.x_BND.shape, refinement.tower
         upper = tower.depth - 1 - DEPTH
         for k in range(1, STEPS + 1):
             total += block_operations(C * (n + k), n + k, width, frozen=C * n)

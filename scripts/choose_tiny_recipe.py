@@ -41,7 +41,14 @@ def measure(job: tuple[str, str]) -> list[str]:
     began, data = time.monotonic(), load_toybox(name)
     shots = data.train.few_shot(16, Random(1)).base()
     method = perlclip.create_method("perl", perlclip.load_backbone("tiny"), seed=1)
-    perlclip.fit(method, shots, recipe=replace(perlclip.Recipe(), **CANDIDATES[candidate]), seed=1, progress=False)
+    perlclip.fit(
+        method,
+        shots,
+        recipe=replace(perlclip.Recipe(), **CANDIDATES[candidate]),
+        seed=1,
+        thresholds=False,
+        progress=False,
+    )
     halves = [perlclip.evaluate(method, half, progress=False) for half in (data.val.base(), data.val.novel())]
     accuracies = [f"{value:.4f}" for result in halves for value in result.step_accuracy]
     return [candidate, name, *accuracies, f"{time.monotonic() - began:.1f}"]

@@ -71,17 +71,17 @@ def clip_folder(clip_folders) -> Path:
 
 @pytest.fixture(scope="session")
 def backbone(clip_folder) -> perlclip.Backbone:
-    return perlclip.load_backbone(str(clip_folder))
+    return perlclip.load_backbone(str(clip_folder), device="cpu")
 
 
 @pytest.fixture(scope="session", params=list(SIZES))
 def any_backbone(request, clip_folders) -> perlclip.Backbone:
-    return perlclip.load_backbone(str(clip_folders[request.param]))
+    return perlclip.load_backbone(str(clip_folders[request.param]), device="cpu")
 
 
 @pytest.fixture(scope="session")
 def tiny() -> perlclip.Backbone:
-    return perlclip.load_backbone("tiny")
+    return perlclip.load_backbone("tiny", device="cpu")
 
 
 COLOURS = {"red": (200, 30, 30), "green_grass": (30, 180, 40), "blue": (30, 40, 200)}
