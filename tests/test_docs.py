@@ -13,11 +13,18 @@ Checked in README.md, CONTRIBUTING.md and docs/*.md, outside of code blocks unle
     `perlclip.reference.plain_form`     can be reached by this path
     `benchmarks.speed`, `scripts/….py`  the file exists, also in code blocks
 
-The table of equations of docs/method.md has links of the second form alone.
+The table of equations of docs/method.md has links of the second form alone. The method that CONTRIBUTING.md shows is
+written to a file, trained and benched by the commands that stand below it.
 """
 
 import ast
+import json
+import os
 import re
+import shlex
+import subprocess
+import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -128,7 +135,8 @@ def wrong_name(code: str) -> str:
     if match := re.fullmatch(r"([A-Z]\w*[a-z]\w*)\.(\w+)", code):
         return "" if has(*match.groups()) else "no such class, or it has no such attribute"
     if re.fullmatch(r"[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*[A-Z][A-Za-z0-9]*", code):
-        return "" if code in classes() or code in foreign() else "no such class"
+        known = code in classes() or code in foreign() or any(code in names(path) for path in trees())
+        return "" if known else "no such class"
     if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+", code):
         return "" if code in ENVIRONMENT or any(code in names(path) for path in trees()) else "no such constant"
     if re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)+", code):
@@ -197,3 +205,49 @@ def test_the_checks_can_fail():
         "of_nothing",
     )
     assert all(wrong_name(name) for name in gone)
+
+
+# ---- CONTRIBUTING.md's method, outside the package ----
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text().split("## Add a method")[1].split("\n## ")[0]
+
+
+def block(language: str) -> str:
+    """The first code block of the section in this language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", CONTRIBUTING, re.M | re.S)
+    return next(code for name, code in blocks if name == language)
+
+
+def perlclip(*words: str, folder: Path, **environment: str) -> str:
+    """A command in a process of its own, as the method would stay known in this one."""
+    command = [sys.executable, "-c", "from perlclip.cli import main; main()", *words]
+    result = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_method_of_contributing_is_fitted_and_benched_as_it_is_shown(tmp_path):
+    (tmp_path / "residual.py").write_text(block("python"))
+    commands = [shlex.split(line) for line in block("").splitlines()]
+    assert [words[:2] for words in commands] == [["perlclip", name] for name in ("fit", "eval", "bench")]
+    fitted, tested, benched = (perlclip(*words[1:], folder=tmp_path) for words in commands)
+    assert "trained in" in fitted and "on 96 images" in tested and "2 complete runs, 0 failed" in benched
+    adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
+    assert adapter["method"] == "residual" and adapter["config"] == {"rank": 8}
+    assert adapter["training"]["recipe_name"] == "original" and adapter["training"]["recipe"]["epochs"] == 20
+    (run,) = (tmp_path / "bench" / "runs").rglob("residual-fast-1shot-seed1/run.json")
+    record = json.loads(run.read_bytes())
+    assert record["status"] == "complete" and record["parameters"] == 1028 and record["recipe"]["epochs"] == 1
+
+
+def test_an_installed_package_makes_its_methods_known(tmp_path):
+    ((group, points),) = tomllib.loads(block("toml"))["project"]["entry-points"].items()
+    installed = tmp_path / "residual-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: residual\nVersion: 1\n")
+    lines = [f"[{group}]", *(f"{name} = {module}" for name, module in points.items())]
+    (installed / "entry_points.txt").write_text("\n".join(lines))
+    (tmp_path / "residual.py").write_text(block("python"))
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    assert "4,100" in perlclip("methods", "resid*", folder=tmp_path, PYTHONPATH=path)

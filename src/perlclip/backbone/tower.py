@@ -1,8 +1,8 @@
 """One frozen CLIP tower, opened between its blocks.
 
 Methods insert, replace and read tokens between blocks, so the forward pass is ours; the weights are those of
-`transformers.CLIPModel`, with which `tests/test_tower.py` checks agreement to 1e-5. Every shortcut here is exact:
-same function, less work. A tower has no state: what was computed of a batch is in `frozen.FrozenImages`.
+`transformers.CLIPModel`, with which `tests/backbone/test_tower.py` checks agreement to 1e-5. Every shortcut here is
+exact: same function, less work. A tower has no state: what was computed of a batch is in `frozen.FrozenImages`.
 
 * `Block.read`     the last block evaluated only at the rows that are read out, keys and values never formed;
 * `Block.both`     a prefix that many sequences share, computed once, and what is the sequences' own (`SharedText`);

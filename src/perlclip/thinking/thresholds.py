@@ -35,7 +35,7 @@ class Thresholds:
         return self.chosen.policy
 
     def within(self, max_mean_steps: float | None) -> Policy:
-        """The policy that agrees most with step K at no more than so many steps in the mean of the views."""
+        """The policy that agrees most with step K at no more than so many steps, on average over the views."""
         if max_mean_steps is None:
             return self.policy
         affordable = [point for point in self.frontier if point.mean_steps <= max_mean_steps]
