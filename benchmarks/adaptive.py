@@ -29,9 +29,9 @@ from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
-from perlclip.thinking.choice import SPACING, set_thresholds
 from perlclip.thinking.policy import ALL_STEPS, Plan, Policy, simulate
 from perlclip.thinking.thresholds import Thresholds
+from perlclip.training.choose_thresholds import SPACING, set_thresholds
 
 OUT = Path("docs/results/adaptive")
 BATCH = 64

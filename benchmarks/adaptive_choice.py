@@ -25,7 +25,7 @@ from perlclip.data.suites import SUITES
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
 from perlclip.thinking import policy as adaptive
-from perlclip.thinking.choice import QUANTILES, VIEWS, training_views
+from perlclip.training.choose_thresholds import QUANTILES, VIEWS, training_views
 
 TARGETS = (0.93, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.995, 0.998)
 AT = (1.0, 1.25, 1.5)

@@ -33,7 +33,7 @@ _HOME = {
     "load_plugin": "methods",
     "method_class": "methods",
     "save_adapter": "adapters.folder",
-    "set_thresholds": "thinking.choice",
+    "set_thresholds": "training.choose_thresholds",
     "train_val": "data",
 }
 _PACKAGES = (
@@ -79,8 +79,8 @@ if TYPE_CHECKING:
     from perlclip.inference.evaluation import Evaluation, evaluate
     from perlclip.methods import Recipe, create_method, list_methods, load_plugin, method_class
     from perlclip.methods.registry import find_recipe
-    from perlclip.thinking.choice import set_thresholds
     from perlclip.thinking.thresholds import Thresholds
+    from perlclip.training.choose_thresholds import set_thresholds
     from perlclip.training.loop import FitResult, fit
 
 

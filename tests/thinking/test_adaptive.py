@@ -13,11 +13,12 @@ import perlclip
 from perlclip import PerlclipError
 from perlclip.adapters.folder import CONFIG
 from perlclip.data.toybox import load_toybox
-from perlclip.thinking import choice, limits
-from perlclip.thinking.choice import choose
+from perlclip.thinking import limits
 from perlclip.thinking.limits import Budget, Deadline, Pace
 from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, Policy, image_trajectory, settled, simulate
 from perlclip.thinking.thresholds import Thresholds
+from perlclip.training import choose_thresholds
+from perlclip.training.choose_thresholds import choose
 from tests.cli.test_cli import QUICK, fails, run
 from tests.common import CLOSE, loud, random_pixels
 from tests.conftest import draw_tree
@@ -282,13 +283,13 @@ def test_thresholds_is_a_function_of_the_training_images(trained, thresholds):
 
 
 def test_thresholds_looks_at_views_that_training_has_not_seen(trained, monkeypatch):
-    epochs, views = [], choice.random_views
+    epochs, views = [], choose_thresholds.random_views
 
     def spy(images, preprocess, scale, order, *more, **options):
         epochs.extend(epoch for epoch, _ in order)
         return views(images, preprocess, scale, order, *more, **options)
 
-    monkeypatch.setattr(choice, "random_views", spy)
+    monkeypatch.setattr(choose_thresholds, "random_views", spy)
     method, images = trained
     perlclip.set_thresholds(method, images.select(range(3)), progress=False)
     assert len(set(epochs)) == len(epochs) == 2 and max(epochs) < 0

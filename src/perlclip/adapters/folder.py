@@ -48,6 +48,11 @@ class Adapter:
     thresholds: Thresholds | None = field(default=None, repr=False)
     info: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the trained tensors, as the adapter's config has it."""
+        return hashlib.sha256(_tensor_bytes(self.method)).hexdigest()
+
     def save(self, folder: str | Path) -> Path:
         """Write the adapter folder, as `save_adapter`."""
         return save_adapter(self, folder)
@@ -79,9 +84,7 @@ def save_adapter(
     folder, method = Path(folder), adapter.method
     check_class_names(adapter.class_names, unique=False)
     check_template(adapter.template)
-    weights = tensors_to_bytes(
-        {name: p.detach().cpu().contiguous() for name, p in method.named_parameters()}, {"format": "pt"}
-    )
+    weights = _tensor_bytes(method)
     info = {
         "format_version": FORMAT_VERSION,
         "perlclip_version": perlclip.__version__,
@@ -108,6 +111,12 @@ def save_adapter(
         }
     )
     return folder
+
+
+def _tensor_bytes(method: Method) -> bytes:
+    """The tensor file's contents."""
+    tensors = {name: p.detach().cpu().contiguous() for name, p in method.named_parameters()}
+    return tensors_to_bytes(tensors, {"format": "pt"})
 
 
 def load_adapter(

@@ -21,6 +21,7 @@ from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
+from perlclip.methods.base import config_dict
 from perlclip.progress import Bar, progress_bar
 
 CHUNK = 100  # images
@@ -76,8 +77,8 @@ def _kept(chunks: dict[int, Trajectories | None], folder: Path) -> Iterator[None
 
 def fingerprint(adapter: Adapter, images: ImageSet) -> str:
     """Of everything that the numbers depend on."""
-    info, backbone = adapter.info, adapter.method.backbone
-    parts = [VERSION, CHUNK, info["weights_sha256"], info["config"], backbone.fingerprint, str(backbone.dtype)]
+    backbone, config = adapter.method.backbone, config_dict(adapter.method)
+    parts = [VERSION, CHUNK, adapter.fingerprint, config, backbone.fingerprint, str(backbone.dtype)]
     return hashlib.sha256(json.dumps([*parts, images.fingerprint()], sort_keys=True).encode()).hexdigest()
 
 

@@ -17,8 +17,8 @@ from perlclip.text.classes import Classes, are_novel, spelling, spoken
 
 def explain(
     adapter: Adapter,
-    images: Sequence[Path],
-    out: Path,
+    images: Sequence[str | Path],
+    out: str | Path,
     *,
     how: str = "gradient",
     shown: str = "",
@@ -26,7 +26,7 @@ def explain(
     template: str | None = None,
 ) -> list[Case]:
     """Write `NAME.png`, `NAME.svg` and `NAME.json` for each image; `shown` is a class to map besides the answer."""
-    method = require_perl(adapter.method)
+    method, out, paths = require_perl(adapter.method), Path(out), [Path(image) for image in images]
     names = [spoken(name) for name in class_names or adapter.class_names]
     mapped = next((name for name in names if spelling(name) == spelling(shown)), "")
     if shown and not mapped:
@@ -35,7 +35,7 @@ def explain(
     state = method.class_state(Classes.spoken(names, template or adapter.template), novel=novel)
     cases = []
     with progress_bar("explain", len(images)) as bar:
-        for path, stem in zip(images, _stems(images), strict=True):
+        for path, stem in zip(paths, _stems(paths), strict=True):
             wanted = [Wanted(image=path, name=path.name)]
             (case,) = look_into(method, wanted, names, state, how=how, shown=mapped)
             numbers = {"how": how, **case.numbers(), "image": str(path)}

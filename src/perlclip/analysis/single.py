@@ -19,6 +19,7 @@ from perlclip.analysis.gallery import gallery
 from perlclip.analysis.trajectories import METRICS, Curve, Trajectories, curves, require_perl
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.files import require_writable, write_files
+from perlclip.methods.base import config_dict
 from perlclip.text.classes import are_novel
 from perlclip.viz.markup import csv_text
 from perlclip.viz.pages import page
@@ -70,7 +71,7 @@ class Analysis:
 def analyze(
     adapter: Adapter,
     images: ImageSet,
-    out: Path,
+    out: str | Path,
     *,
     max_images: int = MAX_IMAGES,
     cases: int = CASES,
@@ -79,7 +80,7 @@ def analyze(
     title: str = "",
 ) -> Analysis:
     """Measure, pick cases, map their evidence, and write everything to `out`; OUT/chunks makes it resumable."""
-    method = require_perl(adapter.method)
+    method, out = require_perl(adapter.method), Path(out)
     require_writable(out)
     chosen, novel = spread(images, max_images), are_novel(images.class_names, adapter.class_names)
     found = measure_all(adapter, chosen, out / "chunks", novel=novel, workers=workers)
@@ -111,9 +112,9 @@ def _name(image: ImageSource, i: int) -> str:
 
 def _about(adapter: Adapter, images: ImageSet, chosen: ImageSet, how: str, novel: bool) -> dict[str, Any]:
     return {
-        "adapter": adapter.info["weights_sha256"][:12],
-        "config": adapter.info["config"],
-        "backbone": adapter.info["base_model_name_or_path"],
+        "adapter": adapter.fingerprint[:12],
+        "config": config_dict(adapter.method),
+        "backbone": adapter.method.backbone.name,
         "data": images.name,
         "classes": len(images.class_names),
         "novel_classes": novel,

@@ -65,12 +65,15 @@ class Shared:
 
 
 def analyze_store(
-    store: Path, out: Path, *, images: int = IMAGES, device: str = "cpu", root: Path | None = None, workers: int = 0
+    store: Path, out: Path, *, images: int = IMAGES, device: str = "auto", root: Path | None = None, workers: int = 0
 ) -> dict[str, Curves]:
     """Per-set and averaged curves of all PERL runs below `store`, written to `out`; returns the averages."""
     records = [record for record in Store(store).records().complete if _thinks(record)]
     if not records:
         raise PerlclipError(f"{store} holds no complete run of perl under base-to-novel, cross-dataset or domain-shift")
+    for name in {record["run"]["suite"] for record in records}:
+        if name not in SUITES:
+            raise PerlclipError(f"the runs of {store} are of suite {name!r}: name its file with --suite FILE")
     require_writable(out)
     places = {json.dumps(record["run"]): path for path, record in _paths(store)}
     conditions = sorted({_condition(record) for record in records})
@@ -104,7 +107,7 @@ def _paths(store: Path) -> Iterator[tuple[Path, Record]]:
 
 def _thinks(record: Record) -> bool:
     run = record["run"]
-    known = run["method"] == "perl" and run["protocol"] in AVERAGED and run["suite"] in SUITES
+    known = run["method"] == "perl" and run["protocol"] in AVERAGED
     return bool(known and record["config"]["steps"])
 
 
@@ -138,7 +141,7 @@ def _tests(
             continue
         chosen = spread(shared.images(run["suite"], test), images)
         name = f"{test.dataset} {test.classes}"
-        chunks = out / "chunks" / adapter.info["weights_sha256"][:12] / name.replace(" ", "-")
+        chunks = out / "chunks" / adapter.fingerprint[:12] / name.replace(" ", "-")
         found = curves(measure_all(adapter, chosen, chunks, novel=test.novel, workers=workers, title=name))
         found["accuracy"] = _recorded(record["metrics"][test.name])
         yield Tested(f"{setting} ({_condition(record)})" if several else setting, test.dataset, run["seed"], found)

@@ -26,7 +26,7 @@ class Machines:
 
     executor: str = "local"  # a module of perlclip.bench.executors
     jobs: int = 1  # runs at a time
-    device: str = "cpu"
+    device: str = "auto"
     data: Path | None = None  # folder of the data sets, for suites that are on disk
     workers: int = 0  # processes that decode images, for each run
     cache_bytes: int = LIMIT  # of each process, for what tests of the same images have in common

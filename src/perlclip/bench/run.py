@@ -31,7 +31,7 @@ class Workspace:
     """What the runs of one process share: backbone, data sets, and what tests of the same images have in common."""
 
     def __init__(
-        self, device: str = "cpu", data: Path | None = None, workers: int = 0, cache_bytes: int = LIMIT
+        self, device: str = "auto", data: Path | None = None, workers: int = 0, cache_bytes: int = LIMIT
     ) -> None:
         self.data = data  # folder of the data sets
         self.workers = workers  # processes that decode images

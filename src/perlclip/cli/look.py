@@ -65,15 +65,22 @@ def explain(
 @click.option("--split", help="train, val or test, where DATA is split.")
 @click.option("--class-names", type=FOLDER, help="File with names for DATA's classes, as for `perlclip eval`.")
 @click.option("--data", "root", type=FOLDER, metavar="ROOT", help="Where the data sets of suite coop are.")
+@click.option("--suite", "suites", multiple=True, metavar="FILE", help="Own suite of a STORE's runs; may be repeated.")
 @_look_options
 @backbone_options
 @workers_option
-def analyze(adapter: Path, data: str | None, out: Path, root: Path | None, device: str, **options: Any) -> None:
+def analyze(
+    adapter: Path, data: str | None, out: Path, root: Path | None, suites: tuple[str, ...], device: str, **options: Any
+) -> None:
     """Metrics, drift and evidence by step of a PERL ADAPTER on DATA, or of all PERL runs of a STORE.
 
     DATA is a folder of class folders, a CSV manifest, or a set of a suite: toybox:tiny_toys, coop:eurosat; /base or
     /novel behind it is half of its classes. A STORE is a folder of `perlclip bench`. Stopped? The same command goes on.
     """
+    from perlclip.data.suites import suite
+
+    for file in suites:
+        suite(file)
     if data is not None:
         _analyze_data(adapter, data, out, root, device, **options)
         return

@@ -180,9 +180,12 @@ def _resume_hint(out: Path) -> Iterator[None]:
 
 
 def _report_fit(metrics: dict[str, Any], seconds: float, out: Path) -> None:
+    from perlclip.methods.registry import plugins
+
     if "validation" in metrics:
         steps = metrics["validation"]["step_accuracy"]
         path = f"zero-shot {steps[0]:.1f} % → {steps[-1]:.1f} %" if len(steps) > 1 else f"{steps[0]:.1f} %"
         click.echo(f"validation accuracy on {metrics['validation']['images']} images: {path}")
     click.echo(f"trained in {seconds:.1f} s; adapter in {out}")
-    click.echo(f"next: perlclip predict {out} IMAGE…")
+    more = "".join(f" --plugin {name}" for name in plugins())
+    click.echo(f"next: perlclip predict {out} IMAGE…{more}")

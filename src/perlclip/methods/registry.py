@@ -53,11 +53,12 @@ def register(
 
 def load_plugin(name: str) -> None:
     """Import a module, or a file ending in .py, that registers methods; once, however often it is named."""
+    path = Path(name).resolve()
+    name = str(path) if name.endswith(".py") else name
     if name in _PLUGINS:
         return
     try:
         if name.endswith(".py"):
-            path = Path(name).resolve()
             spec = importlib.util.spec_from_file_location(path.stem, path)
             if spec is None or spec.loader is None:
                 raise ImportError("it cannot be imported")

@@ -34,8 +34,8 @@ from perlclip.methods.base import ClassState, Method, config_dict
 from perlclip.methods.recipe import Recipe
 from perlclip.methods.registry import default_recipe, find_recipe
 from perlclip.progress import progress_bar
-from perlclip.thinking.choice import set_thresholds
 from perlclip.training.checkpoint import read_checkpoint, save_checkpoint
+from perlclip.training.choose_thresholds import set_thresholds
 from perlclip.training.environment import environment
 from perlclip.training.optimizer import build_optimizer
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from perlclip.adapters.folder import Adapter
 from perlclip.data.loading import fixed_views, random_views
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
@@ -30,7 +31,7 @@ SPACING = 0.25  # of the frontier, in mean steps
 
 @torch.inference_mode()
 def set_thresholds(
-    method: Method,
+    trained: Method | Adapter,
     train_set: ImageSet,
     *,
     state: ClassState | None = None,
@@ -49,7 +50,7 @@ def set_thresholds(
         raise PerlclipError("the training set has no images")
     if not 0 <= agreement <= 1 or views < 0:
         raise PerlclipError(f"agreement is a share between 0 and 1 and views a count, got {agreement} and {views}")
-    method = require_steps(method)
+    method = require_steps(trained.method if isinstance(trained, Adapter) else trained)
     if not method.image_steps:
         raise PerlclipError("the images of this adapter take no refinement steps: there are no thresholds to set")
     total = min(len(train_set), IMAGES)
