@@ -1,0 +1,60 @@
+"""One word for one thing: the command line and Python have the same names and the same defaults."""
+
+import inspect
+
+import click
+import pytest
+
+import perlclip
+from perlclip.cli import main
+from perlclip.data import train_and_val
+from perlclip.inference.classifier import Classifier
+from perlclip.methods.registry import default_recipe
+from tests.cli.test_cli import run
+
+PAIRS = [
+    ("fit", perlclip.load_backbone, {"device", "dtype"}),
+    ("fit", train_and_val, {"shots", "val", "seed", "template", "class_names"}),
+    ("fit", perlclip.fit, {"seed", "compile", "workers", "recipe", "resume"}),
+    ("predict", Classifier.from_pretrained, {"device", "dtype", "compile", "template", "backbone", "class_names"}),
+    ("predict", Classifier.predict, {"top_k", "batch_size", "workers", "steps", "max_mean_steps", "max_ms"}),
+    ("eval", perlclip.load_adapter, {"device", "dtype", "backbone"}),
+    ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile"}),
+    ("set-thresholds", perlclip.set_thresholds, {"workers"}),
+    ("analyze", perlclip.analysis.analyze, {"cases", "how", "workers"}),
+]
+
+
+@pytest.mark.parametrize(("command", "function", "names"), PAIRS, ids=lambda value: getattr(value, "__name__", ""))
+def test_options_are_called_as_in_python_and_default_to_the_same(command, function, names):
+    options = {p.name: p for p in main.commands[command].params if isinstance(p, click.Option)}
+    python = inspect.signature(function).parameters
+    assert names <= options.keys() and names <= python.keys()
+    for name in names:
+        option, default = options[name], python[name].default
+        said = option.default
+        if said is None or repr(said) == "Sentinel.UNSET":
+            said = False if option.is_flag else None
+        assert said == default, (name, said, default)
+
+
+def test_the_five_lines_make_what_the_command_makes(tree, clip_folder, tmp_path):
+    """The same weights, thresholds and training record; `steps="adaptive"` failed on the first of them."""
+    backbone = perlclip.load_backbone(str(clip_folder), device="cpu")
+    data, _ = perlclip.train_val(perlclip.load_images(tree), shots=2, seed=1)
+    fitted = perlclip.fit(perlclip.create_method("perl", backbone), data)
+    perlclip.save_adapter(fitted, tmp_path / "python")
+    command = ("fit", tree, "--shots", 2, "--backbone", clip_folder, "--device", "cpu", "--out", tmp_path / "command")
+    assert run(*command).exit_code == 0
+    ours, theirs = (perlclip.load_adapter(tmp_path / name, backbone=backbone) for name in ("python", "command"))
+    assert ours.fingerprint == theirs.fingerprint and ours.thresholds == theirs.thresholds is not None
+    assert default_recipe("perl") == ours.training["recipe_name"] == theirs.training["recipe_name"]
+    times = ("seconds", "environment")
+    assert {k: v for k, v in ours.training.items() if k not in times} == {
+        k: v for k, v in theirs.training.items() if k not in times
+    }
+    found = perlclip.Classifier.from_pretrained(tmp_path / "python", device="cpu").predict(
+        data.images, steps="adaptive"
+    )
+    assert all(0 <= prediction.steps <= 4 for prediction in found)
+    assert "training views" in run("set-thresholds", tmp_path / "python", tree, "--device", "cpu").output
