@@ -142,3 +142,23 @@ def test_each_image_file_is_opened_twice_and_the_texts_prepared_once(tree, clip_
     done = run("fit", tree, "--backbone", clip_folder, "--out", tmp_path / "a", "--epochs", 3, "--device", "cpu")
     assert done.exit_code == 0, done.output
     assert len(prepared) == 1 and opened and max(opened.values()) == 2
+
+
+def test_frozen_images_have_the_graph_that_is_asked_for(backbone):
+    """Looked at once without gradients, in inference mode or not, they can still be trained with and derived from."""
+    method = perlclip.create_method("perl", backbone)
+    state, labels = method.class_state(["a cat", "a dog"]), torch.tensor([0, 1])
+    for quiet in (torch.no_grad, torch.inference_mode):
+        pixels = torch.randn(2, 3, 32, 32, requires_grad=True)
+        images = backbone.frozen(pixels)
+        with quiet():
+            method.logits(images, state)
+        method.loss(images, labels, state).backward()
+        assert pixels.grad is not None and pixels.grad.abs().max() > 0
+        plain = backbone.frozen(pixels.detach())
+        with quiet():
+            method.logits(plain, state)
+        method.loss(plain, labels, state).backward()
+        torch.testing.assert_close(
+            method.loss(plain, labels, state), method.loss(pixels.detach(), labels, state), rtol=0, atol=0
+        )

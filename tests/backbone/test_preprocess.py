@@ -1,5 +1,6 @@
 """Pixels as the backbone's own processor makes them, whatever its settings."""
 
+import random
 import shutil
 
 import numpy as np
@@ -32,8 +33,20 @@ def test_the_test_view_is_the_processors(clip_folder, tmp_path, settings):
     assert loaded.resample == settings.get("resample", Image.Resampling.BICUBIC)
 
 
+def test_training_views_are_on_the_same_scale(clip_folder, tmp_path):
+    folder = shutil.copytree(clip_folder, tmp_path / "clip")
+    usual = dict(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    CLIPImageProcessorPil(**usual, do_normalize=False).save_pretrained(folder)
+    views, grey = perlclip.load_backbone(str(folder)).preprocess, Image.new("RGB", (40, 40), (51, 51, 51))
+    assert views.test_view(grey).unique().tolist() == pytest.approx([0.2])
+    assert views.train_view(grey, random.Random(0), (0.5, 1.0)).unique().tolist() == pytest.approx([0.2])
+    CLIPImageProcessorPil(size={"shortest_edge": 32}, do_center_crop=False).save_pretrained(folder)
+    with pytest.raises(perlclip.PerlclipError, match="makes images of any shape but the image tower takes 32x32"):
+        perlclip.load_backbone(str(folder))
+
+
 def test_a_processor_of_another_size_is_refused(clip_folder, tmp_path):
     folder = shutil.copytree(clip_folder, tmp_path / "clip")
     CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size={"height": 48, "width": 48}).save_pretrained(folder)
-    with pytest.raises(perlclip.PerlclipError, match="makes images of 48 pixels but the image tower takes 32"):
+    with pytest.raises(perlclip.PerlclipError, match="makes images of 48x48 but the image tower takes 32x32 pixels"):
         perlclip.load_backbone(str(folder))

@@ -280,6 +280,43 @@ def test_kept_texts_do_not_outlive_a_step(backbone, optimizer, fused):
         assert torch.equal(method.class_embeddings(state), method.encode_text(state))
 
 
+def test_kept_texts_outlive_no_way_of_training(backbone):
+    """Own loops, whatever the order of steps and looks, and parameters that are put in another's place."""
+    method = shaken(perlclip.create_method("coop", backbone))
+    pixels, state = torch.randn(4, 3, 32, 32), method.class_state(CLASSES)
+    fused = torch.optim.SGD(method.parameters(), lr=0.1, fused=True)
+
+    @torch.no_grad()
+    def check():
+        for _ in range(2):
+            assert torch.equal(method.class_embeddings(state), method.encode_text(state))
+
+    for look in (False, True):
+        check()
+        method.similarity(torch.ones(1, 24), method.encode_text(state)).sum().backward()
+        if look:
+            check()
+        fused.step()
+        check()
+        fused.zero_grad()
+        check()
+    method.context = torch.nn.Parameter(method.context.detach() * 2)
+    check()
+    method.load_state_dict({"context": method.context.detach() * 2}, assign=True)
+    check()
+    calls, encode = [], method.encode_text
+    method.encode_text = lambda state: (calls.append(1), encode(state))[1]
+    method.logits(pixels, state)  # with gradients on, as is torch's default, but nothing comes of it
+    check()
+    assert len(calls) == 1 + 2, "kept meanwhile"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_stay_in_float32(backbone, dtype):
+    with pytest.raises(perlclip.PerlclipError, match="stay in float32"):
+        perlclip.create_method("coop", backbone).to(dtype)
+
+
 @pytest.mark.parametrize("name", ["kgcoop", "tcp", "mmrl", "mmrl++", "promptsrc"])
 def test_a_state_first_used_in_inference_mode_can_be_trained_with(name, tiny):
     method = perlclip.create_method(name, tiny)

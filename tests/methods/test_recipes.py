@@ -109,6 +109,22 @@ def test_a_recipe_is_trained_with_the_settings_it_wants(backbone, train_set):  #
     assert result.training["recipe_name"] == "original-cross" and result.settings["recipe"]["lr"] == 0.0026
 
 
+def test_settings_of_another_recipe_are_not_trained_with(backbone, train_set):  # noqa: F811
+    for name, made, wanted in (
+        ("coop", dict(recipe="original-few-shot"), "original"),
+        ("mmrl", dict(recipe="original", dataset="eurosat"), "fast"),
+    ):
+        method = perlclip.create_method(name, backbone, **made)
+        with pytest.raises(perlclip.PerlclipError, match=f"recipe '{wanted}' wants"):
+            perlclip.fit(method, train_set, recipe=wanted, dataset="")
+    for unknown, words in (
+        (dict(recipe="original", dataset="eurosta"), "did you mean 'eurosat'"),
+        (dict(dataset="eurosat"), "goes with a recipe"),
+    ):
+        with pytest.raises(perlclip.PerlclipError, match=words):
+            perlclip.create_method("mmrl", backbone, **unknown)
+
+
 def test_a_folder_named_as_a_data_set_changes_nothing(backbone, train_set):  # noqa: F811
     """It used to raise ProVP's rate from 0.1 to 5."""
     method = perlclip.create_method("provp", backbone, tokens=1)

@@ -52,10 +52,11 @@ class Backbone:
 
     def to(self, device: str | torch.device) -> "Backbone":
         """The same backbone on another device; this one stays where it is, with those who share it."""
-        if torch.device(device) == self.device:
+        device = torch.device(device)
+        if device.type == self.device.type and device.index in (None, self.device.index):
             return self
         # Deep copies: `Module.to` moves in place.
-        vision, text = (deepcopy(tower).place(torch.device(device), self.dtype) for tower in (self.vision, self.text))
+        vision, text = (deepcopy(tower).place(device, self.dtype) for tower in (self.vision, self.text))
         return replace(self, vision=vision, text=text)
 
     def frozen(self, images: Images) -> FrozenImages:

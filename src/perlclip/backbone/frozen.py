@@ -40,9 +40,9 @@ class FrozenImages:
 
     def rows(self, depth: int = 0) -> Tensor:
         """The sequence after `depth` blocks, (B, N, D)."""
-        if depth not in self.known:
+        if not self._serves(self.known.get(depth)):
+            before = self._deepest(depth)
             with self.with_graph():
-                before = max((d for d in tuple(self.known) if d < depth), default=None)
                 x_BND = self.tower.embed(self.pixels) if before is None else self.known[before]
                 self.known[depth] = self.tower.run(x_BND, before or 0, depth)
         return self.known[depth]
@@ -52,15 +52,25 @@ class FrozenImages:
 
         `pool` is a way to compute it that shares work with what its caller does next.
         """
-        if self.pooled_BD is None:
+        if not self._serves(self.pooled_BD):
+            depth = self._deepest(self.tower.depth) or 0
             with self.with_graph():
-                self.pooled_BD = pool() if pool else self._pool()
+                self.pooled_BD = pool() if pool else self._pool(self.rows(depth), depth)
+        assert self.pooled_BD is not None
         return self.pooled_BD
 
-    def _pool(self) -> Tensor:
-        depth = max((d for d in tuple(self.known) if d < self.tower.depth), default=0)
-        x_BND = self.rows(depth)
+    def _pool(self, x_BND: Tensor, depth: int) -> Tensor:
         return self.tower.pool(x_BND, cls_rows(x_BND), depth)
+
+    def _deepest(self, depth: int) -> int | None:
+        """The depth below this one from which to go on."""
+        return max((d for d, x_BND in tuple(self.known.items()) if d < depth and self._serves(x_BND)), default=None)
+
+    def _serves(self, tensor: Tensor | None) -> bool:
+        """Whether what was made before can be used now: with gradients on, it may lack the graph that is wanted."""
+        if tensor is None or not torch.is_grad_enabled():
+            return tensor is not None
+        return not tensor.is_inference() and tensor.requires_grad == self.pixels.requires_grad
 
 
 Images = Tensor | FrozenImages  # what methods take for images

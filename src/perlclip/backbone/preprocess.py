@@ -21,18 +21,26 @@ class Preprocess:
     size: int  # pixels a side that the image tower takes
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    scale: float = 255.0  # what a pixel's numbers are divided by
     resample: int = Image.Resampling.BICUBIC
 
     @classmethod
     def of(cls, processor: Any, size: int) -> "Preprocess":
         """From an image processor, which must give what the tower takes."""
         made = processor.crop_size if processor.do_center_crop else processor.size
-        sides = {made[side] for side in ("height", "width", "shortest_edge") if made.get(side)}
-        if sides != {size}:
-            given = "x".join(map(str, sorted(sides)))
-            raise PerlclipError(f"preprocessor makes images of {given} pixels but the image tower takes {size}")
-        mean, std = tuple(processor.image_mean), tuple(processor.image_std)
-        return cls(processor=processor, size=size, mean=mean, std=std, resample=int(processor.resample))
+        given = [made.get("height"), made.get("width")]
+        if given != [size, size]:
+            wrong = "x".join(map(str, given)) if all(given) else "any shape"
+            raise PerlclipError(f"preprocessor makes images of {wrong} but the image tower takes {size}x{size} pixels")
+        normal = processor.do_normalize
+        return cls(
+            processor=processor,
+            size=size,
+            mean=tuple(processor.image_mean) if normal else (0.0,) * 3,
+            std=tuple(processor.image_std) if normal else (1.0,) * 3,
+            scale=1 / processor.rescale_factor if processor.do_rescale else 1.0,
+            resample=int(processor.resample),
+        )
 
     def test_view(self, image: Image.Image) -> Tensor:
         """The backbone's own deterministic view of an RGB image, (3, size, size)."""
@@ -45,7 +53,7 @@ class Preprocess:
         image = image.crop(box).resize((self.size, self.size), Image.Resampling(self.resample))
         if rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        x_HW3 = torch.from_numpy(np.array(image, dtype=np.float32)) / 255.0
+        x_HW3 = torch.from_numpy(np.array(image, dtype=np.float32)) / self.scale
         return ((x_HW3 - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(2, 0, 1).contiguous()
 
     def picture(self, pixels_3HW: Tensor) -> Image.Image:

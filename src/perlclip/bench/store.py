@@ -20,6 +20,7 @@ from perlclip.files import write_files
 Record = dict[str, Any]
 FORMAT_VERSION = 1
 RECORD, FAILED, CHECKPOINT = "run.json", "failed.json", "checkpoint.safetensors"
+USUAL_BACKBONES = {"toybox": "tiny", "coop": "openai/clip-vit-base-patch16"}  # which go without saying in a run's name
 UNTRAINED = "none"  # the recipe of a method that has nothing to train
 
 
@@ -41,14 +42,11 @@ class Run:
     @property
     def name(self) -> str:
         """Its folder in a store; what the words do not say goes into a hash, unless it is the default."""
-        from perlclip.data.suites import SUITES  # only where a name is made: records are read without any suite
-
         words = [self.method]
         if self.recipe != UNTRAINED:
             words += [self.recipe, f"{self.shots}shot", f"seed{self.seed}"]
-        usual = SUITES[self.suite].backbone if self.suite in SUITES else "tiny"
         unsaid = (self.settings, self.backbone, self.precision)
-        if unsaid != ((), usual, "float32"):
+        if unsaid != ((), USUAL_BACKBONES.get(self.suite), "float32"):
             words.append(hashlib.sha256(repr(unsaid).encode()).hexdigest()[:8])
         return "/".join([self.protocol, self.suite, self.dataset, "-".join(words)])
 

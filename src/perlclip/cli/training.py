@@ -101,7 +101,7 @@ def fit(
         if len(held_out):
             tested = perlclip.evaluate(result, held_out, state=result.state, compile=compile, workers=workers)
             metrics["validation"] = tested.metrics()
-        training = {**result.training, "source": Path(data).name, "shots": shots, "recipe_name": recipe}
+        training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         (out / CHECKPOINT).unlink(missing_ok=True)
     _report_fit(metrics, result.seconds, out)

@@ -7,6 +7,7 @@ import csv
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perlclip.data.images import check_image, images_under
@@ -71,7 +72,7 @@ def train_val(pool: ImageSet, *, shots: int | None = None, val: int = 4, seed: i
         _require_shots(pool, shots)
         train = pool.sample(shots, rng)
         rest = pool.select(_without(pool, train))
-        return pool.select(train), rest.few_shot(val, rng) if len(rest) else rest
+        return replace(pool.select(train), shots=shots), rest.few_shot(val, rng) if len(rest) else rest
     held_out: list[int] = []
     for indices in pool.by_class().values():
         held_out += rng.sample(indices, min(val, len(indices) // 5))

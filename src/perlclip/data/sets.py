@@ -33,6 +33,7 @@ class ImageSet:
     class_names: tuple[str, ...]
     template: str = DEFAULT_TEMPLATE
     name: str = ""
+    shots: int | None = None  # images drawn of each class, if it was so
     unique_names: bool = True  # False where a published list repeats a name, and only labels tell the classes apart
 
     def __post_init__(self) -> None:
@@ -96,7 +97,7 @@ class ImageSet:
 
     def few_shot(self, shots: int, rng: random.Random) -> "ImageSet":
         """The images that `sample` picks."""
-        return self.select(self.sample(shots, rng))
+        return replace(self.select(self.sample(shots, rng)), shots=shots)
 
     def base(self) -> "ImageSet":
         """The first half of the classes (rounded up), the ones trained on in base-to-novel."""

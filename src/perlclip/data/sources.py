@@ -84,6 +84,8 @@ def has_split(source: str | Path, split: str, *, data: str | Path | None = None)
 def published_name(source: str | Path) -> str:
     """The name for which methods have settings of their own, if the source is one of CoOp's fifteen; else nothing."""
     kind, _, words = str(source).rpartition(":")
+    if Path(source).exists():
+        return ""
     return words.partition("/")[0] if kind in SUITES and SUITES[kind].published else ""
 
 

@@ -82,7 +82,7 @@ class Classifier:
         self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
         self._compiled = Compiled(lambda pixels: [method.logits(pixels, self._state)], method.backbone.device, compile)
-        self._version = method.version
+        self._encoded: Tensor | None = None  # what was recorded reads these class embeddings
         self._lock = Lock()  # a graph's input and output are one place for all threads
 
     @property
@@ -205,9 +205,10 @@ class Classifier:
         ]
 
     def _answer(self, pixels: Tensor, plan: Plan | None) -> tuple[Tensor, Sequence[int | None]]:
-        if self._version != self.method.version:
+        encoded = self.method.class_embedding_steps(self._state)
+        if self._compiled.on and encoded is not self._encoded:
             with self._lock:
-                self._version = self.method.version
+                self._encoded = encoded
                 self._compiled.forget()
         if plan is None:
             return self._logits(pixels), [self.method.image_steps] * len(pixels)

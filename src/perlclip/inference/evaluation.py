@@ -1,6 +1,7 @@
 """`evaluate`: accuracy of a method on labelled images, class by class and, for PERL, step by step."""
 
 from dataclasses import dataclass, field
+from dataclasses import replace as copy_with
 from typing import Any
 
 import torch
@@ -88,7 +89,12 @@ def evaluate(
     plan = _plan(method, steps, thresholds, max_mean_steps)
     backbone = method.backbone
     cache = cache or EvalCache(limit=0).of(test_set.name)
-    state = state or cache.class_state(method, test_set.classes, novel=bool(novel))
+    if state is None:
+        state = cache.class_state(method, test_set.classes, novel=bool(novel))
+    elif state.classes != test_set.classes:
+        raise PerlclipError("the class state is not that of the test set's classes")
+    elif novel not in (None, state.novel):
+        state = copy_with(state, novel=novel)
     predictions: list[Tensor] = []
     probabilities: list[Tensor] = []
     taken: list[Tensor] = []

@@ -13,25 +13,47 @@ Shapes: B images, C classes, E shared embedding width; K stands for the steps 0.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any, ClassVar, Self
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone import Backbone, FrozenImages, Images
+from perlclip.errors import PerlclipError
 from perlclip.methods.recipe import Recipe, Rule
 from perlclip.methods.settings import Config
 from perlclip.text.classes import Classes
 
 
-@dataclass(frozen=True)
 class Encoding:
-    """Class embeddings, and whose they are: a method's, at a version of its parameters."""
+    """Class embeddings, and whose they are: a method's, at a version of its parameters.
 
-    method: "Method"
-    version: tuple[Any, ...]
-    t_KCE: Tensor
+    A backward pass through one of these spoils it. That is how an own training loop is noticed whose optimiser changes
+    parameters without telling PyTorch, as fused ones do.
+    """
+
+    def __init__(self, method: "Method", t_KCE: Tensor) -> None:
+        self.method, self.version, self.t_KCE = method, method.version, t_KCE
+        self.parameters = tuple(method.parameters())
+        self.spoilt = False
+        mine = ref(self)
+        trained = [p for p in self.parameters if p.requires_grad]
+        watch: Any = Tensor.register_post_accumulate_grad_hook
+        hooks = [watch(p, lambda _: _spoil(mine())) for p in trained]
+        finalize(self, lambda: [hook.remove() for hook in hooks])
+
+    def holds(self, method: "Method") -> bool:
+        """Whether it would come out the same now."""
+        same = self.method is method and self.version == method.version and not self.spoilt
+        return same and all(a is b for a, b in zip_longest(self.parameters, method.parameters()))
+
+
+def _spoil(encoding: Encoding | None) -> None:
+    if encoding is not None:
+        encoding.spoilt = True
 
 
 @dataclass(kw_only=True)
@@ -136,26 +158,24 @@ class Method(nn.Module):
 
     def class_embeddings(self, state: ClassState) -> Tensor:
         """`encode_text`, made once for a state and a version of the parameters; anew while gradients are recorded."""
-        if torch.is_grad_enabled():
-            self.changed()  # whoever asks for gradients is about to
-            return self.encode_text(state)
-        return self.class_embedding_steps(state)[-1]
+        return self.encode_text(state) if torch.is_grad_enabled() else self.class_embedding_steps(state)[-1]
 
     def class_embedding_steps(self, state: ClassState) -> Tensor:
         """`encode_text_steps` in the same way."""
-        if torch.is_grad_enabled():
+        # A parameter with a gradient is in the middle of an own loop, and may change unnoticed.
+        if torch.is_grad_enabled() or any(p.grad is not None for p in self.parameters()):
             return self.encode_text_steps(state)
-        kept, version = state.encoding, self.version
-        if kept is None or kept.method is not self or kept.version != version:
-            kept = state.encoding = Encoding(self, version, self.encode_text_steps(state))
+        kept = state.encoding
+        if kept is None or not kept.holds(self):
+            kept = state.encoding = Encoding(self, self.encode_text_steps(state))
         return kept.t_KCE
 
     @property
     def version(self) -> tuple[Any, ...]:
-        """What an answer depends on beside its input: another one after any change of a parameter or setting.
+        """What an answer depends on beside its input: another one after a training, a change of a parameter or setting.
 
-        Training raises it (`changed`). Changes in place are counted by PyTorch, too, but for those of fused optimisers
-        and through `p.data`: whoever writes such a loop of his own calls `changed` after a step.
+        `fit` raises it with every step (`changed`); other changes in place are counted by PyTorch, but for those
+        through `p.data`, after which one calls `changed`.
         """
         device = self.backbone.device.type
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
@@ -168,7 +188,10 @@ class Method(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """`method.to(device)` takes the backbone along: a copy of it, as others may share this one."""
-        self.backbone = self.backbone.to(fn(torch.empty(0, device=self.backbone.device)).device)
+        moved = fn(torch.empty(0, device=self.backbone.device))
+        if moved.dtype in (torch.float16, torch.bfloat16):
+            raise PerlclipError("a method's parameters stay in float32; load its backbone in another dtype instead")
+        self.backbone = self.backbone.to(moved.device)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
 

@@ -54,10 +54,11 @@ class KgCoOp(LearnedWords):
 
     def prepare(self, classes: Classes) -> ReferenceState:
         """The names behind free positions, and the hand-written prompts' embeddings."""
+        backbone, template = self.backbone, self.config.reference
         return ReferenceState(
             classes=classes,
             text=self.names_behind(classes),
-            reference=lambda: self.backbone.encode_text(classes.prompts(self.config.reference)),
+            reference=lambda: backbone.encode_text(classes.prompts(template)),
         )
 
     def loss(self, images: Images, labels: Tensor, state: ClassState) -> Tensor:

@@ -271,7 +271,7 @@ class Perl(Method):
         room = 0 if torch.is_grad_enabled() else self.image_steps
         with images.with_graph():
             refinement = Refinement(vision, s_BND, cls_rows(s_BND), depth, room)
-            return self._thinking("vision", refinement, images.pooled(refinement.pool))
+        return self._thinking("vision", refinement, images.pooled(refinement.pool))
 
     def _thinking(self, side: str, refinement: Refinement, h0_BD: Tensor) -> Thinking:
         return Thinking(refinement, partial(self._think, side), self.config.depths, h0_BD)

@@ -11,7 +11,9 @@ recipe (`Recipe.average`). The released code averages the frozen weights along w
 rounding; here only the prompts are averaged. The sixty templates are encoded when training begins, never to evaluate.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 
 import torch
@@ -97,7 +99,8 @@ class PromptSRC(Method):
     def prepare(self, classes: Classes) -> ReferenceState:
         """The sentences as rows of the text tower, and the teacher's class embeddings."""
         text = sentences_with_room(self.backbone, classes, self.config.template, self.config.tokens)
-        return ReferenceState(classes=classes, text=text, reference=lambda: self.teacher(classes))
+        reference = partial(teacher, self.backbone, classes, self.config.templates)
+        return ReferenceState(classes=classes, text=text, reference=reference)
 
     def encode_text(self, state: ClassState) -> Tensor:
         """Prompted class embeddings, (C, E)."""
@@ -125,7 +128,8 @@ class PromptSRC(Method):
             + apart
         )
 
-    def teacher(self, classes: Classes) -> Tensor:
-        """T0: text features averaged over the templates, then brought to unit length."""
-        features = [self.backbone.text_features(classes.prompts(template)) for template in self.config.templates]
-        return F.normalize(torch.stack(features).mean(0), dim=-1)
+
+def teacher(backbone: Backbone, classes: Classes, templates: Sequence[str]) -> Tensor:
+    """T0: text features averaged over the templates, then brought to unit length."""
+    features = [backbone.text_features(classes.prompts(template)) for template in templates]
+    return F.normalize(torch.stack(features).mean(0), dim=-1)

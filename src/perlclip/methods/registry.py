@@ -7,6 +7,7 @@ module by `load_plugin`, on the command line `--plugin`. Either calls `register`
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache
@@ -59,15 +60,19 @@ def load_plugin(name: str) -> None:
         return
     try:
         if name.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(path.stem, path)
+            module_name = f"perlclip_plugin_{path.stem}"  # never that of another module
+            spec = importlib.util.spec_from_file_location(module_name, path)
             if spec is None or spec.loader is None:
                 raise ImportError("it cannot be imported")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[path.stem] = module  # dataclasses look their module up
-            spec.loader.exec_module(module)
+            module = sys.modules[module_name] = importlib.util.module_from_spec(spec)  # dataclasses look it up
+            try:
+                spec.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[module_name]
+                raise
         else:
             importlib.import_module(name)
-    except (ImportError, OSError, SyntaxError) as error:
+    except Exception as error:  # whatever its author's code raises
         raise PerlclipError(f"cannot load plugin {name!r}: {first_line(error)}") from error
     _PLUGINS.append(name)
 
@@ -83,8 +88,9 @@ def _known() -> dict[str, type[Method]]:
     for point in entry_points(group=GROUP):
         try:
             point.load()
-        except Exception as error:
-            raise PerlclipError(f"cannot load methods of {point.value!r}: {first_line(error)}") from error
+        except Exception as error:  # somebody else's package; the other methods work all the same
+            sentence = f"going on without the methods of {point.value!r}: {first_line(error)}"
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
     return _REGISTRY
 
 
@@ -114,6 +120,9 @@ def find_recipe(method: str, name: str, backbone: str = "", dataset: str = "") -
         raise PerlclipError(f"method {method!r} has no recipes to train by")
     if name not in cls.recipes:
         raise unknown_name(f"recipe of method {method!r}:", name, cls.recipes)
+    known = {rule.dataset for other in _known().values() for rule in other.rules}
+    if dataset not in known:
+        raise unknown_name("data set with settings of its own:", dataset, known - {""})
     return apply_rules(cls.recipes[name], cls.rules, name, backbone, dataset)
 
 
@@ -125,6 +134,8 @@ def create_method(
     With a `recipe`, and a `dataset` of CoOp's fifteen, it has the settings that they want, and `fit` trains it so.
     """
     cls = method_class(name)
+    if dataset and not recipe:
+        raise PerlclipError(f"dataset={dataset!r} goes with a recipe, whose settings for that set are taken")
     wanted = find_recipe(name, recipe, backbone.name, dataset)[1] if recipe else {}
     config = cls.config_class.checked(name, wanted | settings)
     with torch.random.fork_rng(devices=[]):

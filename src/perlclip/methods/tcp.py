@@ -99,11 +99,12 @@ class TCP(LearnedWords):
 
     def prepare(self, classes: Classes) -> ReferenceState:
         """The sentences behind M free positions, and the frozen embeddings."""
+        backbone, template = self.backbone, self.config.reference
         tail = self.config.tail or classes.template[classes.template.index("{}") :]
         return ReferenceState(
             classes=classes,
             text=self.names_behind(classes, tail),
-            reference=lambda: self.backbone.encode_text(classes.prompts(self.config.reference)),
+            reference=lambda: backbone.encode_text(classes.prompts(template)),
         )
 
     def encode_text(self, state: ClassState) -> Tensor:

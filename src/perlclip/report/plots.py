@@ -24,7 +24,8 @@ def drawings(section: Section) -> list[Drawing]:
     """Those of a study that there are runs for."""
     protocol, name, table = section.study.condition.protocol, section.study.name, section.summary
     found = [parameters_figure(f"{name}-parameters", table)] if protocol == "base-to-novel" else []
-    found += [_ablation(key, varied) for key, varied in section.ablations if key in ("depth", "steps")]
+    varied = section.ablations if protocol == "base-to-novel" else []
+    found += [_ablation(key, table) for key, table in varied if key in ("depth", "steps")]
     found += [shots_figure(f"{name}-shots", table)] if protocol == "few-shot" else []
     return [drawing for drawing in found if drawing is not None]
 

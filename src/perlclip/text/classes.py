@@ -51,12 +51,16 @@ class Classes:
         if isinstance(classes, str) or not classes:
             raise PerlclipError(f"a list of class prompts is needed, got {classes!r}")
         usual = [_USUAL.fullmatch(prompt) for prompt in classes]
-        names = tuple(found[1] if found else prompt for found, prompt in zip(usual, classes, strict=True))
+        pairs = zip(usual, classes, strict=True)
+        names = tuple(spoken(found[1]) if found else prompt for found, prompt in pairs)
         return cls(names) if all(usual) else cls(names, "{}", tuple(classes))
 
 
 def are_novel(names: Sequence[str], trained: Sequence[str]) -> bool:
-    """Whether there is a class among the names that was not trained, however it is spelt."""
+    """Whether there is a class among the names that was not trained, however it is spelt.
+
+    Only the benchmark's transfer to variants of the source says otherwise: they count as novel, as with MMRL's authors.
+    """
     return not set(map(spelling, names)) <= set(map(spelling, trained))
 
 

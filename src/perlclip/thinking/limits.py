@@ -58,6 +58,11 @@ class Pace:
         self._seconds: dict[int, deque[tuple[int, float]]] = {}
         self._lock = Lock()
 
+    def begin(self) -> None:
+        """A batch more."""
+        with self._lock:
+            self.batches += 1
+
     def note(self, images: int, seconds: float) -> None:
         """Keep a measurement."""
         with self._lock:
@@ -93,7 +98,7 @@ class Deadline:
         self.pace, self.share = pace, share
         self._guess = 0.0
         self._began = 0.0
-        pace.batches += 1
+        pace.begin()
 
     def begin(self, images: int) -> None:
         """Start the clock of the base pass."""

@@ -14,7 +14,6 @@ import math
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -43,7 +42,7 @@ CHECKPOINT_SECONDS = 30.0
 LOSS_SECONDS = 0.5  # between two readings of the losses, where reading them means waiting for the card
 AHEAD = ("cuda",)  # devices that work while the host goes on
 RECORD_AFTER = 4  # steps of one shape, that is; a short last batch comes once an epoch
-HELD_BYTES = 2**30  # image files up to so many bytes together are read once
+HELD_BYTES = 2**28  # image files up to so many bytes together are read once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +118,7 @@ def fit(
         run.save(path)
     seconds = time.perf_counter() - started
     used = {key: value for key, value in run.settings.items() if key not in ("method", "config", "backbone")}
-    counts = set(Counter(train_set.labels).values())
-    shots = counts.pop() if len(counts) == 1 else None
-    training: dict[str, Any] = {"source": train_set.name, "shots": shots, "recipe_name": name, **used}
+    training: dict[str, Any] = {"source": train_set.name, "shots": train_set.shots, "recipe_name": name, **used}
     training |= {"seconds": round(seconds, 2), "environment": environment(method.backbone.device)}
     settled = None
     if thresholds and method.image_steps:
@@ -295,7 +292,8 @@ class _Run:
         """Take up the state of a checkpoint made with the same settings."""
         checkpoint = read_checkpoint(path)
         theirs = checkpoint.position["settings"]
-        for key, value in json.loads(json.dumps(self.settings)).items():
+        theirs.setdefault("precision", theirs.get("dtype"))  # 0.1.0 could train in another format than the towers'
+        for key, value in json.loads(json.dumps(self.settings | {"precision": self.settings["dtype"]})).items():
             if theirs.get(key) != value:
                 raise PerlclipError(
                     f"cannot resume from {path}: it was made with another {key} ({theirs.get(key)!r}, now {value!r})"
@@ -321,6 +319,9 @@ def _resolve(method: Method, recipe: str | Recipe | None, dataset: str) -> tuple
         return "own", recipe
     name, dataset = recipe or method.made_for[0] or default_recipe(method.name), dataset or method.made_for[1]
     found, wanted = find_recipe(method.name, name, method.backbone.name, dataset)
+    if method.made_for[0]:  # the settings of another recipe are no longer wanted
+        made = find_recipe(method.name, method.made_for[0], method.backbone.name, method.made_for[1])[1]
+        wanted = {key: getattr(method.config_class(), key) for key in made} | wanted
     lacking = {key: value for key, value in wanted.items() if getattr(method.config, key) != value}
     if lacking and method.made_for != (name, dataset):
         settings = ", ".join(f"{key}={value!r}" for key, value in lacking.items())

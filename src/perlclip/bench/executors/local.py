@@ -66,10 +66,11 @@ class _Slot:
                 self.close()
         self.pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin)
         others = set(multiprocessing.active_children())
-        with _start_conditions(self.threads):
-            future = self.pool.submit(task)
-        self.process = next(iter(set(multiprocessing.active_children()) - others), None)
-        return future
+        try:
+            with _start_conditions(self.threads):
+                return self.pool.submit(task)
+        finally:  # also if Ctrl-C, held back meanwhile, comes right now
+            self.process = next(iter(set(multiprocessing.active_children()) - others), None)
 
     def record(self, future: Future[Record], run: Run) -> Record:
         """What the process brought, or a failed record if it died or could not even begin."""
@@ -93,7 +94,7 @@ class _Slot:
             os.kill(self.process.pid, signal.SIGINT)
 
     def close(self, *, kill: bool = False) -> None:
-        """Wait for the process to end, which it does by itself when it has nothing to do."""
+        """Wait for the process to end, which it does by itself when it has died or has nothing to do."""
         if self.pool is not None:
             if kill and self.process is not None:
                 self.process.kill()
@@ -108,9 +109,8 @@ def _stop(slots: Sequence[_Slot], busy: dict[Future[Record], tuple[_Slot, Run, U
             slot.interrupt()
         wait(busy, timeout=STOP_SECONDS)
     finally:
-        late = {slot for future, (slot, _, _) in busy.items() if not future.done()}
         for slot in slots:
-            slot.close(kill=slot in late)
+            slot.close(kill=True)
 
 
 @contextmanager
