@@ -20,7 +20,7 @@ from perlclip.files import write_files
 Record = dict[str, Any]
 FORMAT_VERSION = 1
 RECORD, FAILED, CHECKPOINT = "run.json", "failed.json", "checkpoint.safetensors"
-USUAL_BACKBONES = {"toybox": "tiny", "coop": "openai/clip-vit-base-patch16"}  # which go without saying in a run's name
+USUAL_BACKBONES = {"coop": "openai/clip-vit-base-patch16"}  # of other suites tiny: what a run's name need not say
 UNTRAINED = "none"  # the recipe of a method that has nothing to train
 
 
@@ -46,7 +46,7 @@ class Run:
         if self.recipe != UNTRAINED:
             words += [self.recipe, f"{self.shots}shot", f"seed{self.seed}"]
         unsaid = (self.settings, self.backbone, self.precision)
-        if unsaid != ((), USUAL_BACKBONES.get(self.suite), "float32"):
+        if unsaid != ((), USUAL_BACKBONES.get(self.suite, "tiny"), "float32"):
             words.append(hashlib.sha256(repr(unsaid).encode()).hexdigest()[:8])
         return "/".join([self.protocol, self.suite, self.dataset, "-".join(words)])
 
