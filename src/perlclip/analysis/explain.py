@@ -16,15 +16,9 @@ from perlclip.text.classes import Classes, are_novel, spelling, spoken
 
 
 def explain(
-    adapter: Adapter,
-    images: Sequence[str | Path],
-    out: str | Path,
-    *,
-    how: str = "gradient",
-    shown: str = "",
-    class_names: Sequence[str] | None = None,
-    template: str | None = None,
-) -> list[Case]:
+    adapter: Adapter, images: Sequence[str | Path], out: str | Path, *, how: str = "gradient", shown: str = "",
+    class_names: Sequence[str] | None = None, template: str | None = None,
+) -> list[Case]:  # fmt: skip
     """Write `NAME.png`, `NAME.svg` and `NAME.json` for each image; `shown` is a class to map besides the answer."""
     method, out, paths = require_perl(adapter.method), Path(out), [Path(image) for image in images]
     names = [spoken(name) for name in class_names or adapter.class_names]

@@ -69,16 +69,9 @@ class Analysis:
 
 
 def analyze(
-    adapter: Adapter,
-    images: ImageSet,
-    out: str | Path,
-    *,
-    max_images: int = MAX_IMAGES,
-    cases: int = CASES,
-    how: str = "gradient",
-    workers: int = 0,
-    title: str = "",
-) -> Analysis:
+    adapter: Adapter, images: ImageSet, out: str | Path, *, max_images: int = MAX_IMAGES, cases: int = CASES,
+    how: str = "gradient", workers: int = 0, title: str = "",
+) -> Analysis:  # fmt: skip
     """Measure, pick cases, map their evidence, and write everything to `out`; OUT/chunks makes it resumable."""
     method, out = require_perl(adapter.method), Path(out)
     require_writable(out)
@@ -203,14 +196,10 @@ def _write(done: Analysis, out: Path) -> None:
         ),
     }  # fmt: skip
     shown = page(
-        "analysis.html",
-        title=done.title,
-        about=done.sentence,
-        findings=findings(done),
-        figures=[("Step by step", curved), ("Drift from the first answer", drifted)],
-        gallery=gallery(done.cases),
+        "analysis.html", title=done.title, about=done.sentence, findings=findings(done),
+        figures=[("Step by step", curved), ("Drift from the first answer", drifted)], gallery=gallery(done.cases),
         steps=done.found.steps,
-    )
+    )  # fmt: skip
     contents = {out / f"{name}.csv": csv_text(head, rows, digits=6).encode() for name, (head, rows) in tables.items()}
     for drawing in drawings:
         contents |= drawing.files(out)

@@ -105,14 +105,10 @@ def _identified(run: Mapping[str, Any], weights: str, config: Mapping[str, Any])
     """Whose outcome it is, without numbers."""
     protocol, method, dataset, shots = str(run["protocol"]), str(run["method"]), str(run["dataset"]), int(run["shots"])
     condition = Condition(
-        protocol=protocol,
-        suite=str(run["suite"]),
-        source=dataset if protocol in TRANSFER else "",
-        backbone=str(run["backbone"]),
-        weights=weights,
-        precision=str(run["precision"]),
+        protocol=protocol, suite=str(run["suite"]), source=dataset if protocol in TRANSFER else "",
+        backbone=str(run["backbone"]), weights=weights, precision=str(run["precision"]),
         shots=0 if protocol == "few-shot" else shots,
-    )
+    )  # fmt: skip
     settings, used = (
         {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         for values in (run["settings"], config)

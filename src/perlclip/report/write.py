@@ -116,15 +116,7 @@ def _markdown(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> st
 
 def _html(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> str:
     return page(
-        "report.html",
-        title="perlclip: results",
-        counts=_counts(found),
-        troubles=_troubles(found),
-        parts=parts,
-        chapters=analyses,
-        slips=_slips(parts),
-        slips_head=SLIPS,
-        about_slips=ABOUT_SLIPS,
-        missing=MISSING,
+        "report.html", title="perlclip: results", counts=_counts(found), troubles=_troubles(found), parts=parts,
+        chapters=analyses, slips=_slips(parts), slips_head=SLIPS, about_slips=ABOUT_SLIPS, missing=MISSING,
         outside=OUTSIDE,
-    )
+    )  # fmt: skip

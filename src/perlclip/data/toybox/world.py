@@ -24,19 +24,11 @@ SHAPES = (
     "frame", "flower", "gear", "dome", "bolt", "chevron", "house", "tree", "fish", "mushroom", "hourglass", "crown",
 )  # fmt: skip
 COLOURS = {
-    "red": (0.86, 0.10, 0.12),
-    "orange": (0.98, 0.52, 0.05),
-    "yellow": (0.98, 0.90, 0.12),
-    "lime": (0.55, 0.92, 0.15),
-    "green": (0.06, 0.48, 0.16),
-    "cyan": (0.10, 0.82, 0.88),
-    "blue": (0.10, 0.22, 0.88),
-    "purple": (0.48, 0.12, 0.66),
-    "pink": (0.98, 0.50, 0.76),
-    "brown": (0.44, 0.25, 0.10),
-    "white": (0.97, 0.97, 0.97),
-    "black": (0.04, 0.04, 0.04),
-}
+    "red": (0.86, 0.10, 0.12), "orange": (0.98, 0.52, 0.05), "yellow": (0.98, 0.90, 0.12),
+    "lime": (0.55, 0.92, 0.15), "green": (0.06, 0.48, 0.16), "cyan": (0.10, 0.82, 0.88),
+    "blue": (0.10, 0.22, 0.88), "purple": (0.48, 0.12, 0.66), "pink": (0.98, 0.50, 0.76),
+    "brown": (0.44, 0.25, 0.10), "white": (0.97, 0.97, 0.97), "black": (0.04, 0.04, 0.04),
+}  # fmt: skip
 TEXTURES = ("solid", "striped", "dotted", "checkered", "zigzag", "netted", "speckled", "faded")
 SIZES = {"small": (0.40, 0.52), "large": (0.64, 0.80)}  # range of the radius, in halves of the picture
 PLACES = {"middle": (0.0, 0.0), "left": (-1.0, 0.0), "right": (1.0, 0.0), "top": (0.0, -1.0), "bottom": (0.0, 1.0)}
