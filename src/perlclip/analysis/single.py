@@ -16,7 +16,7 @@ from perlclip.analysis.chunks import measure_all, spread
 from perlclip.analysis.drift import QUANTILES, Drift, drift
 from perlclip.analysis.figures import draw_curves, draw_drift, draw_grid
 from perlclip.analysis.gallery import gallery
-from perlclip.analysis.trajectories import METRICS, Curve, Trajectories, curves, require_perl
+from perlclip.analysis.trajectories import Curve, Trajectories, curves, require_perl
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.files import require_writable, write_files
 from perlclip.methods.base import config_dict
@@ -156,11 +156,9 @@ def findings(done: Analysis) -> list[str]:
 
 def _curve_rows(found: dict[str, Curve]) -> Iterable[list[Any]]:
     """metric, step, mean, low, high."""
-    for metric in METRICS:
-        if metric.name in found:
-            curve = found[metric.name]
-            for k, numbers in enumerate(zip(curve.mean, curve.low, curve.high, strict=True)):
-                yield [metric.name, k, *numbers]
+    for name, curve in found.items():
+        for k, numbers in enumerate(zip(curve.mean, curve.low, curve.high, strict=True)):
+            yield [name, k, *numbers]
 
 
 def _drift_rows(rows: Sequence[Drift]) -> Iterable[list[Any]]:
@@ -169,14 +167,11 @@ def _drift_rows(rows: Sequence[Drift]) -> Iterable[list[Any]]:
             yield [row.transition, row.count, k, mean, *quantiles]
 
 
-_PER_IMAGE = ("answers_KB", "target_KB", "top_KB", "first_KB", "final_KB", "brier_KB", "drift_KB", "jacobian_KB")
-
-
 def _image_rows(found: Trajectories) -> Iterable[list[Any]]:
-    tensors = found.tensors()
+    labels_B, *values = found.tensors().values()
     for b in range(len(found)):
         for k in range(found.steps + 1):
-            yield [b, k, int(found.labels_B[b]), *(tensors[name][k, b].item() for name in _PER_IMAGE)]
+            yield [b, k, int(labels_B[b]), *(value_KB[k, b].item() for value_KB in values)]
 
 
 def _write(done: Analysis, out: Path) -> None:
@@ -188,13 +183,12 @@ def _write(done: Analysis, out: Path) -> None:
         if cases:
             drawings.append(draw_grid(f"cases-{transition.replace('→', '-to-')}", cases))
     quantiles = [f"q{round(100 * q):02}" for q in QUANTILES]
+    measured = [name.removesuffix("_KB") for name in done.found.tensors() if name != "labels_B"]
     tables = {
         "curves": (["metric", "step", "mean", "low", "high"], _curve_rows(done.curves)),
         "drift": (["transition", "images", "step", "mean", *quantiles], _drift_rows(done.drift)),
-        "images": (
-            ["image", "step", "label", *(name.removesuffix("_KB") for name in _PER_IMAGE)], _image_rows(done.found)
-        ),
-    }  # fmt: skip
+        "images": (["image", "step", "label", *measured], _image_rows(done.found)),
+    }
     shown = page(
         "analysis.html", title=done.title, about=done.sentence, findings=findings(done),
         figures=[("Step by step", curved), ("Drift from the first answer", drifted)], gallery=gallery(done.cases),
