@@ -17,7 +17,7 @@ from perlclip.analysis.drift import QUANTILES, Drift, drift
 from perlclip.analysis.figures import draw_curves, draw_drift, draw_grid
 from perlclip.analysis.gallery import gallery
 from perlclip.analysis.trajectories import Curve, Trajectories, curves, require_perl
-from perlclip.data.sets import ImageSet, ImageSource
+from perlclip.data.sets import ImageSet
 from perlclip.files import require_writable, write_files
 from perlclip.methods.base import config_dict
 from perlclip.text.classes import are_novel
@@ -77,10 +77,11 @@ def analyze(
     require_writable(out)
     chosen, novel = spread(images, max_images), are_novel(images.class_names, adapter.class_names)
     found = measure_all(adapter, chosen, out / "chunks", novel=novel, workers=workers)
-    wanted = [
-        Wanted(image=chosen.images[i], name=_name(chosen.images[i], i), label=_label(chosen, i), transition=transition)
-        for transition, i in instructive(found, cases)
-    ]
+    wanted = []
+    for transition, i in instructive(found, cases):
+        image, label = chosen.images[i], chosen.classes.names[chosen.labels[i]]
+        name = Path(image).name if isinstance(image, str | Path) else f"image {i}"
+        wanted.append(Wanted(image=image, name=name, label=label, transition=transition))
     state = method.class_state(chosen.classes, novel=novel)
     looked = look_into(method, wanted, chosen.classes.names, state, how=how) if wanted else []
     done = Analysis(
@@ -93,14 +94,6 @@ def analyze(
     )
     _write(done, out)
     return done
-
-
-def _label(images: ImageSet, i: int) -> str:
-    return images.classes.names[images.labels[i]]
-
-
-def _name(image: ImageSource, i: int) -> str:
-    return Path(image).name if isinstance(image, str | Path) else f"image {i}"
 
 
 def _about(adapter: Adapter, images: ImageSet, chosen: ImageSet, how: str, novel: bool) -> dict[str, Any]:

@@ -47,8 +47,10 @@ def analyze_store(
     load = cache(lambda suite, dataset: SUITES[suite].load(dataset, root).test)
     seeds: dict[str, dict[str, list[Curves]]] = {}  # by setting and data set
     for folder, record in records:
-        run, adapter_folder = record["run"], _adapter_folder(folder, record)
-        adapter = load_adapter(adapter_folder, backbone=backbone(run["backbone"], run["precision"]))
+        run = record["run"]
+        if not (folder / CONFIG).exists():  # it is with the run that trained it: STORE/protocol/suite/dataset/name
+            folder = folder.parents[3] / str(record.get("adapter_of"))
+        adapter = load_adapter(folder, backbone=backbone(run["backbone"], run["precision"]))
         for test in PROTOCOLS[run["protocol"]].tests(SUITES[run["suite"]], run["dataset"]):
             setting = AVERAGED[run["protocol"]](run, test)
             if not setting:
@@ -75,13 +77,7 @@ def analyze_store(
 
 def _thinks(record: Record) -> bool:
     run = record["run"]
-    known = run["method"] == "perl" and run["protocol"] in AVERAGED
-    return bool(known and record["config"]["steps"])
-
-
-def _adapter_folder(folder: Path, record: Record) -> Path:
-    """Beside the record, or with the run that trained it: STORE/protocol/suite/dataset/name."""
-    return folder if (folder / CONFIG).exists() else folder.parents[3] / str(record.get("adapter_of"))
+    return run["method"] == "perl" and run["protocol"] in AVERAGED and bool(record["config"]["steps"])
 
 
 # The setting of a protocol's test, or nothing for the source itself, which is not what those protocols are about.

@@ -103,14 +103,14 @@ def bench(
     PROTOCOL is base-to-novel, cross-dataset, domain-shift, few-shot, or all, the first three of these; or for PERL
     ablation-modality, -depth, -steps, -variant, -anchor or -rank, which vary one setting under base-to-novel.
     """
-    from perlclip.bench.machines import Machines, default_jobs
+    from perlclip.bench.machines import Machines, cuda_cards
     from perlclip.bench.protocols import ABLATED, ABLATIONS, Benchmark
     from perlclip.bench.schedule import run_all
     from perlclip.bench.store import Store
     from perlclip.methods.registry import plugins
 
     machines = Machines(
-        executor=executor, jobs=jobs or default_jobs(device), device=device, data=data, workers=workers,
+        executor=executor, jobs=jobs or max(1, cuda_cards(device)), device=device, data=data, workers=workers,
         cache_bytes=int(cache_gib * 2**30), plugins=plugins(), suites=(grid["suite"],), address=address,
         gpus_per_run=gpus_per_run,
     )  # fmt: skip

@@ -123,10 +123,6 @@ def _classes(task: Task) -> list[ClassIds]:
     return chosen
 
 
-def _class_name(ids: ClassIds) -> str:
-    return " ".join(ATTRIBUTES[name][ids[name]] for name in _SPOKEN if name in ids)
-
-
 def _triples_of(ids: ClassIds) -> Tensor:
     """Combinations (M, 3) a class may be drawn as: those pre-training showed, unless the class itself is held out."""
     triples_M3, shown_M = combinations()
@@ -151,13 +147,11 @@ def _draw(task: Task, classes: Sequence[ClassIds], per_class: int, split: str, r
         return _picture(task, scenes[piece], Draws(seed ^ 2, piece.stop - piece.start, start=piece.start))
 
     pixels_NHWC = draw_in_chunks(draw, count, torch.device("cpu")).permute(0, 2, 3, 1).contiguous().numpy()
+    names = (" ".join(ATTRIBUTES[kind][ids[kind]] for kind in _SPOKEN if kind in ids) for ids in classes)
     return ImageSet(
-        images=list(pixels_NHWC),
-        labels=labels_N.tolist(),
-        class_names=tuple(_class_name(ids) for ids in classes),
-        template=task.template,
+        images=list(pixels_NHWC), labels=labels_N.tolist(), class_names=tuple(names), template=task.template,
         name=task.name,
-    )
+    )  # fmt: skip
 
 
 def _picture(task: Task, scenes: Scenes, draws: Draws) -> Tensor:

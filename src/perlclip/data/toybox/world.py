@@ -175,13 +175,9 @@ def _words_of(text: str) -> list[str]:
     return text.replace(".", " .").split()
 
 
-def _vocabulary() -> tuple[str, ...]:
-    attribute_words = itertools.chain.from_iterable(ATTRIBUTES.values())
-    other_words = (word for template in TEMPLATES for word in _words_of(template) if not word.startswith("{"))
-    return ("", *dict.fromkeys(itertools.chain(attribute_words, other_words)))
-
-
-WORDS = _vocabulary()  # id 0 is padding; attribute words follow in the order of ATTRIBUTES, then those of the templates
+_ATTRIBUTE_WORDS = itertools.chain.from_iterable(ATTRIBUTES.values())
+_OTHER_WORDS = (word for template in TEMPLATES for word in _words_of(template) if not word.startswith("{"))
+WORDS = ("", *dict.fromkeys([*_ATTRIBUTE_WORDS, *_OTHER_WORDS]))  # id 0 is padding
 
 
 @lru_cache(maxsize=1)
