@@ -87,28 +87,19 @@ def analyze(
     done = Analysis(
         title=title or f"How the adapter thinks about {chosen.name or 'these images'}",
         about=_about(adapter, images, chosen, how, novel),
-        found=found,
-        curves=curves(found),
-        drift=drift(found),
-        cases=looked,
-    )
+        found=found, curves=curves(found), drift=drift(found), cases=looked,
+    )  # fmt: skip
     _write(done, out)
     return done
 
 
 def _about(adapter: Adapter, images: ImageSet, chosen: ImageSet, how: str, novel: bool) -> dict[str, Any]:
     return {
-        "adapter": adapter.fingerprint[:12],
-        "config": config_dict(adapter.method),
-        "backbone": adapter.method.backbone.name,
-        "data": images.name,
-        "classes": len(images.class_names),
-        "novel_classes": novel,
-        "images": len(chosen),
-        "images_in_all": len(images),
-        "maps": how,
+        "adapter": adapter.fingerprint[:12], "config": config_dict(adapter.method),
+        "backbone": adapter.method.backbone.name, "data": images.name, "classes": len(images.class_names),
+        "novel_classes": novel, "images": len(chosen), "images_in_all": len(images), "maps": how,
         "perlclip": perlclip.__version__,
-    }
+    }  # fmt: skip
 
 
 def findings(done: Analysis) -> list[str]:

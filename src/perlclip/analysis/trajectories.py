@@ -136,11 +136,10 @@ class Metric:
     name: str
     title: str
     better: str  # higher, lower, or nothing
-    percent: bool = False
 
 
 METRICS = (
-    Metric(name="accuracy", title="accuracy, %", better="higher", percent=True),
+    Metric(name="accuracy", title="accuracy, %", better="higher"),
     Metric(name="confidence", title="confidence of the true class", better="higher"),
     Metric(name="brier", title="Brier score", better="lower"),
     Metric(name="ece", title="expected calibration error", better="lower"),

@@ -34,12 +34,9 @@ def read_images(source: Path, split: str | None = None, template: str = DEFAULT_
     for path, _ in labelled:
         check_image(path)
     return ImageSet(
-        images=[path for path, _ in labelled],
-        labels=[number[label] for _, label in labelled],
-        class_names=tuple(map(spoken, labels)),
-        template=template,
-        name=source.stem,
-    )
+        images=[path for path, _ in labelled], labels=[number[label] for _, label in labelled],
+        class_names=tuple(map(spoken, labels)), template=template, name=source.stem,
+    )  # fmt: skip
 
 
 def splits_of(source: Path) -> tuple[str, ...]:

@@ -148,12 +148,7 @@ def sample_scenes(
     room_B1 = (1.0 - radius_B).mul(0.8).unsqueeze(1)
     brightness_B1 = _table(GROUNDS, device)[ground_B].unsqueeze(1)
     return Scenes(
-        shape_B=shape_B,
-        colour_B=colour_B,
-        texture_B=texture_B,
-        size_B=size_B,
-        place_B=place_B,
-        ground_B=ground_B,
+        shape_B=shape_B, colour_B=colour_B, texture_B=texture_B, size_B=size_B, place_B=place_B, ground_B=ground_B,
         radius_B=radius_B,
         centre_BC=_table(PLACES, device)[place_B] * room_B1 + draws.uniform(-0.06, 0.06, 2),
         turn_B=draws.below(25) - 12,  # up to 17 degrees either way
@@ -164,7 +159,7 @@ def sample_scenes(
         slope_BC=draws.uniform(-0.06, 0.06, 2),
         fill_B=torch.ones(n, device=device),
         outline_B=torch.zeros(n, device=device),
-    )
+    )  # fmt: skip
 
 
 def _table(values: Mapping[str, tuple[float, ...] | float], device: torch.device | str) -> Tensor:
