@@ -110,30 +110,22 @@ def method_settings(methods: Sequence[str], pairs: Sequence[str]) -> dict[str, d
 
 def image_paths(given: Sequence[str]) -> list[Path]:
     """Files as they are, folders and globs opened up."""
-    paths: list[Path] = []
-    for item in given:
-        if item and (Path(item).exists() or not glob.has_magic(item)):
-            matches = [Path(item)]
-        else:
-            matches = sorted(Path(match) for match in glob.glob(item, recursive=True))
-            if not matches:
-                raise PerlclipError(f"no file matches {item!r}")
-        for path in matches:
-            paths += _images_of(path)
-    return paths
-
-
-def _images_of(path: Path) -> list[Path]:
     from perlclip.data.images import images_under
 
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise PerlclipError(f"no such image: {path}")
-    found = images_under(path)
-    if not found:
-        raise PerlclipError(f"folder {path} holds no images")
-    return found
+    paths: list[Path] = []
+    for item in given:
+        literal = item and (Path(item).exists() or not glob.has_magic(item))
+        matches = [Path(item)] if literal else sorted(map(Path, glob.glob(item, recursive=True)))
+        if not matches:
+            raise PerlclipError(f"no file matches {item!r}")
+        for path in matches:
+            if not path.exists():
+                raise PerlclipError(f"no such image: {path}")
+            found = images_under(path) if path.is_dir() else [path]
+            if not found:
+                raise PerlclipError(f"folder {path} holds no images")
+            paths += found
+    return paths
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
