@@ -6,8 +6,6 @@ FOLDER/00000.safetensors, 00100.safetensors, …: the tensors of `Trajectories`,
 import hashlib
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -45,30 +43,24 @@ def measure_all(
     stamp = fingerprint(adapter, images)
     chunks = {start: _read(folder / f"{start:05}.safetensors", stamp) for start in range(0, len(images), CHUNK)}
     done = sum(len(chunk) for chunk in chunks.values() if chunk is not None)
-    with progress_bar(title, len(images), done=done) as bar, _kept(chunks, folder):
-        backbone, state = method.backbone, method.class_state(images.classes, novel=novel)
-        for start in (start for start, chunk in chunks.items() if chunk is None):
-            part = images.select(range(start, min(start + CHUNK, len(images))))
-            batches = []
-            for pixels, labels in fixed_views(part, backbone.preprocess, BATCH, backbone.device, workers):
-                batches.append(measure(method, pixels, labels, state))
-                bar(len(pixels))
-            chunk = join(batches)
-            content = tensors_to_bytes(chunk.tensors(), {"fingerprint": stamp})
-            write_files({folder / f"{start:05}.safetensors": content})
-            chunks[start] = chunk
-    return join([chunk for chunk in chunks.values() if chunk is not None])
-
-
-@contextmanager
-def _kept(chunks: dict[int, Trajectories | None], folder: Path) -> Iterator[None]:
     try:
-        yield
+        with progress_bar(title, len(images), done=done) as bar:
+            backbone, state = method.backbone, method.class_state(images.classes, novel=novel)
+            for start in (start for start, chunk in chunks.items() if chunk is None):
+                part = images.select(range(start, min(start + CHUNK, len(images))))
+                batches = []
+                for pixels, labels in fixed_views(part, backbone.preprocess, BATCH, backbone.device, workers):
+                    batches.append(measure(method, pixels, labels, state))
+                    bar(len(pixels))
+                chunk = join(batches)
+                content = tensors_to_bytes(chunk.tensors(), {"fingerprint": stamp})
+                write_files({folder / f"{start:05}.safetensors": content})
+                chunks[start] = chunk
     except KeyboardInterrupt as error:
         done = sum(chunk is not None for chunk in chunks.values())
-        raise KeyboardInterrupt(
-            f"interrupted; {done} of {len(chunks)} chunks are kept in {folder}, and the same command goes on from there"
-        ) from error
+        kept = f"interrupted; {done} of {len(chunks)} chunks are kept in {folder}"
+        raise KeyboardInterrupt(f"{kept}, and the same command goes on from there") from error
+    return join([chunk for chunk in chunks.values() if chunk is not None])
 
 
 def fingerprint(adapter: Adapter, images: ImageSet) -> str:
