@@ -11,13 +11,25 @@ from dataclasses import replace
 import numpy as np
 import torch
 from PIL import Image
+from torch.nn import functional as F
 
 import perlclip
-from perlclip.analysis.evidence import HOWS, evidence_maps, share_inside
+from perlclip.analysis.evidence import HOWS, evidence_maps
 from perlclip.data.toybox import render, sample_scenes
 from perlclip.data.toybox.render import paint
 from perlclip.data.toybox.world import SHAPES
 from perlclip.text.classes import Classes
+
+
+def share_inside(map_GG: torch.Tensor, inside_HW: torch.Tensor) -> tuple[float, float]:
+    """Share of a map's positive mass that falls on a region of the image, and the region's share of the area.
+
+    The region, 0..1 a pixel, is averaged over each patch; by chance the two shares would be the same.
+    """
+    inside_GG = F.adaptive_avg_pool2d(inside_HW[None, None].to(map_GG.dtype), map_GG.shape[-1])[0, 0]
+    positive_GG = map_GG.clamp(min=0)
+    total = positive_GG.sum().item()
+    return (positive_GG * inside_GG).sum().item() / total if total else 0.0, inside_GG.mean().item()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import perlclip
 from perlclip.analysis import chunks
 from perlclip.analysis.cases import instructive, overlay
 from perlclip.analysis.drift import TRANSITIONS, drift, transitions
-from perlclip.analysis.evidence import contributions, evidence_maps, share_inside
+from perlclip.analysis.evidence import contributions, evidence_maps
 from perlclip.analysis.single import analyze
 from perlclip.analysis.stores import analyze_store
 from perlclip.analysis.trajectories import (
@@ -34,6 +34,7 @@ from perlclip.data.toybox import render, sample_scenes
 from perlclip.data.toybox.render import paint
 from perlclip.data.toybox.world import SHAPES
 from perlclip.text.classes import Classes
+from scripts.evidence_on_object import share_inside
 from tests.cli.test_cli import run
 from tests.conftest import draw_tree
 

@@ -7,15 +7,6 @@ from perlclip.analysis.stores import analyze_store
 from perlclip.analysis.trajectories import METRICS, Curve, Trajectories, curves, measure
 
 __all__ = [
-    "HOWS",
-    "METRICS",
-    "Analysis",
-    "Curve",
-    "Trajectories",
-    "analyze",
-    "analyze_store",
-    "curves",
-    "evidence_maps",
-    "explain",
-    "measure",
-]
+    "HOWS", "METRICS", "Analysis", "Curve", "Trajectories", "analyze", "analyze_store", "curves", "evidence_maps",
+    "explain", "measure",
+]  # fmt: skip

@@ -6,14 +6,11 @@ FOLDER/00000.safetensors, 00100.safetensors, …: the tensors of `Trajectories`,
 import hashlib
 import json
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as tensors_to_bytes
-from torch import Tensor
 
 from perlclip.adapters.folder import Adapter
 from perlclip.analysis.trajectories import Trajectories, join, measure, require_perl
@@ -22,7 +19,7 @@ from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
 from perlclip.methods.base import config_dict
-from perlclip.progress import Bar, progress_bar
+from perlclip.progress import progress_bar
 
 CHUNK = 100  # images
 BATCH = 32  # images in one pass
@@ -46,33 +43,24 @@ def measure_all(
     stamp = fingerprint(adapter, images)
     chunks = {start: _read(folder / f"{start:05}.safetensors", stamp) for start in range(0, len(images), CHUNK)}
     done = sum(len(chunk) for chunk in chunks.values() if chunk is not None)
-    with progress_bar(title, len(images), done=done) as bar, _kept(chunks, folder):
-        state = method.class_state(images.classes, novel=novel)
-        for start in (start for start, chunk in chunks.items() if chunk is None):
-            part = images.select(range(start, min(start + CHUNK, len(images))))
-            chunk = join([measure(method, *batch, state) for batch in _batches(adapter, part, workers, bar)])
-            content = tensors_to_bytes(chunk.tensors(), {"fingerprint": stamp})
-            write_files({folder / f"{start:05}.safetensors": content})
-            chunks[start] = chunk
-    return join([chunk for chunk in chunks.values() if chunk is not None])
-
-
-def _batches(adapter: Adapter, part: ImageSet, workers: int, bar: Bar) -> Iterator[tuple[Tensor, Tensor]]:
-    backbone = adapter.method.backbone
-    for pixels, labels in fixed_views(part, backbone.preprocess, BATCH, backbone.device, workers):
-        yield pixels, labels
-        bar(len(pixels))
-
-
-@contextmanager
-def _kept(chunks: dict[int, Trajectories | None], folder: Path) -> Iterator[None]:
     try:
-        yield
+        with progress_bar(title, len(images), done=done) as bar:
+            backbone, state = method.backbone, method.class_state(images.classes, novel=novel)
+            for start in (start for start, chunk in chunks.items() if chunk is None):
+                part = images.select(range(start, min(start + CHUNK, len(images))))
+                batches = []
+                for pixels, labels in fixed_views(part, backbone.preprocess, BATCH, backbone.device, workers):
+                    batches.append(measure(method, pixels, labels, state))
+                    bar(len(pixels))
+                chunk = join(batches)
+                content = tensors_to_bytes(chunk.tensors(), {"fingerprint": stamp})
+                write_files({folder / f"{start:05}.safetensors": content})
+                chunks[start] = chunk
     except KeyboardInterrupt as error:
         done = sum(chunk is not None for chunk in chunks.values())
-        raise KeyboardInterrupt(
-            f"interrupted; {done} of {len(chunks)} chunks are kept in {folder}, and the same command goes on from there"
-        ) from error
+        kept = f"interrupted; {done} of {len(chunks)} chunks are kept in {folder}"
+        raise KeyboardInterrupt(f"{kept}, and the same command goes on from there") from error
+    return join([chunk for chunk in chunks.values() if chunk is not None])
 
 
 def fingerprint(adapter: Adapter, images: ImageSet) -> str:

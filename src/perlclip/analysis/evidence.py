@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from perlclip.analysis.trajectories import logit_steps, require_perl, text_steps
 from perlclip.errors import unknown_name
@@ -101,14 +100,3 @@ def evidence_maps(
     if how not in HOWS:
         raise unknown_name("way to map evidence", how, HOWS)
     return HOWS[how](require_perl(method), pixels, classes_BM, state)
-
-
-def share_inside(map_GG: Tensor, inside_HW: Tensor) -> tuple[float, float]:
-    """Share of a map's positive mass that falls on a region of the image, and the region's share of the area.
-
-    The region, 0..1 a pixel, is averaged over each patch; by chance the two shares would be the same.
-    """
-    inside_GG = F.adaptive_avg_pool2d(inside_HW[None, None].to(map_GG.dtype), map_GG.shape[-1])[0, 0]
-    positive_GG = map_GG.clamp(min=0)
-    total = positive_GG.sum().item()
-    return (positive_GG * inside_GG).sum().item() / total if total else 0.0, inside_GG.mean().item()

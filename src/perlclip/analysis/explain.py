@@ -16,15 +16,9 @@ from perlclip.text.classes import Classes, are_novel, spelling, spoken
 
 
 def explain(
-    adapter: Adapter,
-    images: Sequence[str | Path],
-    out: str | Path,
-    *,
-    how: str = "gradient",
-    shown: str = "",
-    class_names: Sequence[str] | None = None,
-    template: str | None = None,
-) -> list[Case]:
+    adapter: Adapter, images: Sequence[str | Path], out: str | Path, *, how: str = "gradient", shown: str = "",
+    class_names: Sequence[str] | None = None, template: str | None = None,
+) -> list[Case]:  # fmt: skip
     """Write `NAME.png`, `NAME.svg` and `NAME.json` for each image; `shown` is a class to map besides the answer."""
     method, out, paths = require_perl(adapter.method), Path(out), [Path(image) for image in images]
     names = [spoken(name) for name in class_names or adapter.class_names]
@@ -33,20 +27,16 @@ def explain(
         raise unknown_name("class", shown, names)
     novel = are_novel(names, adapter.class_names)
     state = method.class_state(Classes.spoken(names, template or adapter.template), novel=novel)
-    cases = []
+    stems, cases = [re.sub(r"[^\w.-]+", "_", path.stem) for path in paths], []
     with progress_bar("explain", len(images)) as bar:
-        for path, stem in zip(paths, _stems(paths), strict=True):
+        for i, (path, stem) in enumerate(zip(paths, stems, strict=True)):
             wanted = [Wanted(image=path, name=path.name)]
             (case,) = look_into(method, wanted, names, state, how=how, shown=mapped)
             numbers = {"how": how, **case.numbers(), "image": str(path)}
+            if stems.count(stem) > 1:  # of those that would be the same each has its number
+                stem = f"{stem}-{i}"
             content = (json.dumps(numbers, ensure_ascii=False) + "\n").encode()
             write_files({**draw_case(stem, case).files(out), out / f"{stem}.json": content})
             cases.append(case)
             bar()
     return cases
-
-
-def _stems(images: Sequence[Path]) -> list[str]:
-    """A file name for each; those that would be the same get their number."""
-    plain = [re.sub(r"[^\w.-]+", "_", path.stem) for path in images]
-    return [stem if plain.count(stem) == 1 else f"{stem}-{i}" for i, stem in enumerate(plain)]

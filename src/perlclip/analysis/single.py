@@ -16,8 +16,8 @@ from perlclip.analysis.chunks import measure_all, spread
 from perlclip.analysis.drift import QUANTILES, Drift, drift
 from perlclip.analysis.figures import draw_curves, draw_drift, draw_grid
 from perlclip.analysis.gallery import gallery
-from perlclip.analysis.trajectories import METRICS, Curve, Trajectories, curves, require_perl
-from perlclip.data.sets import ImageSet, ImageSource
+from perlclip.analysis.trajectories import Curve, Trajectories, curves, require_perl
+from perlclip.data.sets import ImageSet
 from perlclip.files import require_writable, write_files
 from perlclip.methods.base import config_dict
 from perlclip.text.classes import are_novel
@@ -69,60 +69,37 @@ class Analysis:
 
 
 def analyze(
-    adapter: Adapter,
-    images: ImageSet,
-    out: str | Path,
-    *,
-    max_images: int = MAX_IMAGES,
-    cases: int = CASES,
-    how: str = "gradient",
-    workers: int = 0,
-    title: str = "",
-) -> Analysis:
+    adapter: Adapter, images: ImageSet, out: str | Path, *, max_images: int = MAX_IMAGES, cases: int = CASES,
+    how: str = "gradient", workers: int = 0, title: str = "",
+) -> Analysis:  # fmt: skip
     """Measure, pick cases, map their evidence, and write everything to `out`; OUT/chunks makes it resumable."""
     method, out = require_perl(adapter.method), Path(out)
     require_writable(out)
     chosen, novel = spread(images, max_images), are_novel(images.class_names, adapter.class_names)
     found = measure_all(adapter, chosen, out / "chunks", novel=novel, workers=workers)
-    wanted = [
-        Wanted(image=chosen.images[i], name=_name(chosen.images[i], i), label=_label(chosen, i), transition=transition)
-        for transition, i in instructive(found, cases)
-    ]
+    wanted = []
+    for transition, i in instructive(found, cases):
+        image, label = chosen.images[i], chosen.classes.names[chosen.labels[i]]
+        name = Path(image).name if isinstance(image, str | Path) else f"image {i}"
+        wanted.append(Wanted(image=image, name=name, label=label, transition=transition))
     state = method.class_state(chosen.classes, novel=novel)
     looked = look_into(method, wanted, chosen.classes.names, state, how=how) if wanted else []
     done = Analysis(
         title=title or f"How the adapter thinks about {chosen.name or 'these images'}",
         about=_about(adapter, images, chosen, how, novel),
-        found=found,
-        curves=curves(found),
-        drift=drift(found),
-        cases=looked,
-    )
+        found=found, curves=curves(found), drift=drift(found), cases=looked,
+    )  # fmt: skip
     _write(done, out)
     return done
 
 
-def _label(images: ImageSet, i: int) -> str:
-    return images.classes.names[images.labels[i]]
-
-
-def _name(image: ImageSource, i: int) -> str:
-    return Path(image).name if isinstance(image, str | Path) else f"image {i}"
-
-
 def _about(adapter: Adapter, images: ImageSet, chosen: ImageSet, how: str, novel: bool) -> dict[str, Any]:
     return {
-        "adapter": adapter.fingerprint[:12],
-        "config": config_dict(adapter.method),
-        "backbone": adapter.method.backbone.name,
-        "data": images.name,
-        "classes": len(images.class_names),
-        "novel_classes": novel,
-        "images": len(chosen),
-        "images_in_all": len(images),
-        "maps": how,
+        "adapter": adapter.fingerprint[:12], "config": config_dict(adapter.method),
+        "backbone": adapter.method.backbone.name, "data": images.name, "classes": len(images.class_names),
+        "novel_classes": novel, "images": len(chosen), "images_in_all": len(images), "maps": how,
         "perlclip": perlclip.__version__,
-    }
+    }  # fmt: skip
 
 
 def findings(done: Analysis) -> list[str]:
@@ -163,11 +140,9 @@ def findings(done: Analysis) -> list[str]:
 
 def _curve_rows(found: dict[str, Curve]) -> Iterable[list[Any]]:
     """metric, step, mean, low, high."""
-    for metric in METRICS:
-        if metric.name in found:
-            curve = found[metric.name]
-            for k, numbers in enumerate(zip(curve.mean, curve.low, curve.high, strict=True)):
-                yield [metric.name, k, *numbers]
+    for name, curve in found.items():
+        for k, numbers in enumerate(zip(curve.mean, curve.low, curve.high, strict=True)):
+            yield [name, k, *numbers]
 
 
 def _drift_rows(rows: Sequence[Drift]) -> Iterable[list[Any]]:
@@ -176,14 +151,11 @@ def _drift_rows(rows: Sequence[Drift]) -> Iterable[list[Any]]:
             yield [row.transition, row.count, k, mean, *quantiles]
 
 
-_PER_IMAGE = ("answers_KB", "target_KB", "top_KB", "first_KB", "final_KB", "brier_KB", "drift_KB", "jacobian_KB")
-
-
 def _image_rows(found: Trajectories) -> Iterable[list[Any]]:
-    tensors = found.tensors()
+    labels_B, *values = found.tensors().values()
     for b in range(len(found)):
         for k in range(found.steps + 1):
-            yield [b, k, int(found.labels_B[b]), *(tensors[name][k, b].item() for name in _PER_IMAGE)]
+            yield [b, k, int(labels_B[b]), *(value_KB[k, b].item() for value_KB in values)]
 
 
 def _write(done: Analysis, out: Path) -> None:
@@ -195,22 +167,17 @@ def _write(done: Analysis, out: Path) -> None:
         if cases:
             drawings.append(draw_grid(f"cases-{transition.replace('→', '-to-')}", cases))
     quantiles = [f"q{round(100 * q):02}" for q in QUANTILES]
+    measured = [name.removesuffix("_KB") for name in done.found.tensors() if name != "labels_B"]
     tables = {
         "curves": (["metric", "step", "mean", "low", "high"], _curve_rows(done.curves)),
         "drift": (["transition", "images", "step", "mean", *quantiles], _drift_rows(done.drift)),
-        "images": (
-            ["image", "step", "label", *(name.removesuffix("_KB") for name in _PER_IMAGE)], _image_rows(done.found)
-        ),
-    }  # fmt: skip
+        "images": (["image", "step", "label", *measured], _image_rows(done.found)),
+    }
     shown = page(
-        "analysis.html",
-        title=done.title,
-        about=done.sentence,
-        findings=findings(done),
-        figures=[("Step by step", curved), ("Drift from the first answer", drifted)],
-        gallery=gallery(done.cases),
+        "analysis.html", title=done.title, about=done.sentence, findings=findings(done),
+        figures=[("Step by step", curved), ("Drift from the first answer", drifted)], gallery=gallery(done.cases),
         steps=done.found.steps,
-    )
+    )  # fmt: skip
     contents = {out / f"{name}.csv": csv_text(head, rows, digits=6).encode() for name, (head, rows) in tables.items()}
     for drawing in drawings:
         contents |= drawing.files(out)

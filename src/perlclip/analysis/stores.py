@@ -4,9 +4,9 @@ Accuracy is the record's own, of all test images. The rest is measured with the 
 of each test set, chunk by chunk as for one data set.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +15,14 @@ from perlclip.adapters.folder import CONFIG, load_adapter
 from perlclip.analysis.chunks import measure_all, spread
 from perlclip.analysis.figures import draw_curves
 from perlclip.analysis.trajectories import METRICS, Z95, Curve, curves
-from perlclip.backbone import Backbone, load_backbone
+from perlclip.backbone import load_backbone
 from perlclip.bench.protocols import PROTOCOLS, Test
-from perlclip.bench.store import RECORD, Record, Store
-from perlclip.data.sets import PARTS, ImageSet
+from perlclip.bench.store import Record, Store
+from perlclip.data.sets import PARTS
 from perlclip.data.suites import SUITES
 from perlclip.errors import PerlclipError
 from perlclip.files import require_writable, write_files
-from perlclip.viz.dynamics import FILE, LONG, TITLE, Bands, Dynamics
+from perlclip.viz.dynamics import BAND, FILE, LONG, TITLE, Bands, Dynamics
 from perlclip.viz.markup import csv_text
 from perlclip.viz.pages import page
 
@@ -30,90 +30,54 @@ IMAGES = 200  # of each test set, for what is not in the records
 Curves = dict[str, Curve]
 
 
-@dataclass(frozen=True)
-class Tested:
-    """One test of one run."""
-
-    setting: str  # what is averaged together
-    dataset: str
-    seed: int
-    curves: Curves
-
-
-@dataclass
-class Shared:
-    """What the runs have in common: backbone and test sets, loaded once."""
-
-    device: str
-    root: Path | None
-    backbones: dict[tuple[str, str], Backbone] = field(default_factory=dict)
-    sets: dict[tuple[str, str], ImageSet] = field(default_factory=dict)
-
-    def backbone(self, name: str, precision: str) -> Backbone:
-        """By name and number format."""
-        key = name, precision
-        if key not in self.backbones:
-            self.backbones[key] = load_backbone(name, device=self.device, dtype=precision)
-        return self.backbones[key]
-
-    def images(self, suite: str, test: Test) -> ImageSet:
-        """The test images of a data set, or of half of its classes."""
-        key = suite, test.dataset
-        if key not in self.sets:
-            self.sets[key] = SUITES[suite].load(test.dataset, self.root).test
-        return PARTS[test.classes](self.sets[key])
-
-
 def analyze_store(
     store: Path, out: Path, *, images: int = IMAGES, device: str = "auto", root: Path | None = None, workers: int = 0
 ) -> dict[str, Curves]:
     """Per-set and averaged curves of all PERL runs below `store`, written to `out`; returns the averages."""
-    records = [record for record in Store(store).records().complete if _thinks(record)]
+    stored = Store(store).records()
+    records = [pair for pair in zip(stored.homes, stored.complete, strict=True) if _thinks(pair[1])]
     if not records:
         raise PerlclipError(f"{store} holds no complete run of perl under base-to-novel, cross-dataset or domain-shift")
-    for name in {record["run"]["suite"] for record in records}:
+    for name in {record["run"]["suite"] for _, record in records}:
         if name not in SUITES:
             raise PerlclipError(f"the runs of {store} are of suite {name!r}: name its file with --suite FILE")
     require_writable(out)
-    places = {json.dumps(record["run"]): path for path, record in _paths(store)}
-    conditions = sorted({_condition(record) for record in records})
-    shared = Shared(device, root)
-    tested: list[Tested] = []
-    for record in records:
-        folder = _adapter_folder(places[json.dumps(record["run"])], record)
-        tested += _tests(record, folder, shared, out, images=images, workers=workers, several=len(conditions) > 1)
-    sets = _per_set(tested)
+    conditions = sorted({_condition(record) for _, record in records})
+    backbone = cache(lambda name, dtype: load_backbone(name, device=device, dtype=dtype))
+    load = cache(lambda suite, dataset: SUITES[suite].load(dataset, root).test)
+    seeds: dict[str, dict[str, list[Curves]]] = {}  # by setting and data set
+    for folder, record in records:
+        run = record["run"]
+        if not (folder / CONFIG).exists():  # it is with the run that trained it: STORE/protocol/suite/dataset/name
+            folder = folder.parents[3] / str(record.get("adapter_of"))
+        adapter = load_adapter(folder, backbone=backbone(run["backbone"], run["precision"]))
+        for test in PROTOCOLS[run["protocol"]].tests(SUITES[run["suite"]], run["dataset"]):
+            setting = AVERAGED[run["protocol"]](run, test)
+            if not setting:
+                continue
+            chosen = spread(PARTS[test.classes](load(run["suite"], test.dataset)), images)
+            name = f"{test.dataset} {test.classes}"
+            chunks = out / "chunks" / adapter.fingerprint[:12] / name.replace(" ", "-")
+            found = curves(measure_all(adapter, chosen, chunks, novel=test.novel, workers=workers, title=name))
+            found["accuracy"] = _recorded(record["metrics"][test.name])
+            setting += f" ({_condition(record)})" * (len(conditions) > 1)
+            seeds.setdefault(setting, {}).setdefault(test.dataset, []).append(found)
+    sets = {setting: {name: _mean(each) for name, each in found.items()} for setting, found in seeds.items()}
     averages = {setting: _average(list(found.values())) for setting, found in sets.items()}
-    found = Dynamics(
+    dynamics = Dynamics(
         conditions=conditions,
         images_a_set=images,
         metrics={metric.name: metric.title for metric in METRICS},
-        averages={setting: _numbers(curves) for setting, curves in averages.items()},
-        sets={setting: {name: _numbers(one) for name, one in curves.items()} for setting, curves in sets.items()},
+        averages={setting: _numbers(one) for setting, one in averages.items()},
+        sets={setting: {name: _numbers(one) for name, one in each.items()} for setting, each in sets.items()},
     )
-    _write(found, [averages, *sets.values()], out)
+    _write(dynamics, [averages, *sets.values()], out)
     return averages
-
-
-def _paths(store: Path) -> Iterator[tuple[Path, Record]]:
-    for path in sorted(store.rglob(RECORD)):
-        try:
-            record = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(record, dict) and "run" in record:
-            yield path.parent, record
 
 
 def _thinks(record: Record) -> bool:
     run = record["run"]
-    known = run["method"] == "perl" and run["protocol"] in AVERAGED
-    return bool(known and record["config"]["steps"])
-
-
-def _adapter_folder(folder: Path, record: Record) -> Path:
-    """Beside the record, or with the run that trained it: STORE/protocol/suite/dataset/name."""
-    return folder if (folder / CONFIG).exists() else folder.parents[3] / str(record.get("adapter_of"))
+    return run["method"] == "perl" and run["protocol"] in AVERAGED and bool(record["config"]["steps"])
 
 
 # The setting of a protocol's test, or nothing for the source itself, which is not what those protocols are about.
@@ -130,23 +94,6 @@ def _condition(record: Record) -> str:
     return ", ".join(map(str, words))
 
 
-def _tests(
-    record: Record, folder: Path, shared: Shared, out: Path, *, images: int, workers: int, several: bool
-) -> Iterator[Tested]:
-    run = record["run"]
-    adapter = load_adapter(folder, backbone=shared.backbone(run["backbone"], run["precision"]))
-    for test in PROTOCOLS[run["protocol"]].tests(SUITES[run["suite"]], run["dataset"]):
-        setting = AVERAGED[run["protocol"]](run, test)
-        if not setting:
-            continue
-        chosen = spread(shared.images(run["suite"], test), images)
-        name = f"{test.dataset} {test.classes}"
-        chunks = out / "chunks" / adapter.fingerprint[:12] / name.replace(" ", "-")
-        found = curves(measure_all(adapter, chosen, chunks, novel=test.novel, workers=workers, title=name))
-        found["accuracy"] = _recorded(record["metrics"][test.name])
-        yield Tested(f"{setting} ({_condition(record)})" if several else setting, test.dataset, run["seed"], found)
-
-
 def _recorded(metrics: Record) -> Curve:
     """Accuracy of all test images, with the band of a share."""
     mean = np.asarray(metrics["step_accuracy"], float)
@@ -157,22 +104,12 @@ def _recorded(metrics: Record) -> Curve:
 # ---- averages ----
 
 
-def _per_set(tested: Iterable[Tested]) -> dict[str, dict[str, Curves]]:
-    """setting -> data set -> curves, averaged over seeds: values and bands, as all seeds see the same images."""
-    groups: dict[str, dict[str, list[Curves]]] = {}
-    for one in tested:
-        groups.setdefault(one.setting, {}).setdefault(one.dataset, []).append(one.curves)
+def _mean(seeds: Sequence[Curves]) -> Curves:
+    """Over seeds: values and bands, as all seeds see the same images."""
     return {
-        setting: {
-            dataset: {name: _mean_curve([c[name] for c in seeds]) for name in seeds[0]}
-            for dataset, seeds in found.items()
-        }
-        for setting, found in groups.items()
+        name: Curve(*(np.mean([getattr(found[name], part) for found in seeds], 0).tolist() for part in BAND))
+        for name in seeds[0]
     }
-
-
-def _mean_curve(found: Sequence[Curve]) -> Curve:
-    return Curve(*(np.mean([getattr(curve, part) for curve in found], 0).tolist() for part in ("mean", "low", "high")))
 
 
 def _average(sets: Sequence[Curves]) -> Curves:

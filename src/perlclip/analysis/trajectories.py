@@ -136,11 +136,10 @@ class Metric:
     name: str
     title: str
     better: str  # higher, lower, or nothing
-    percent: bool = False
 
 
 METRICS = (
-    Metric(name="accuracy", title="accuracy, %", better="higher", percent=True),
+    Metric(name="accuracy", title="accuracy, %", better="higher"),
     Metric(name="confidence", title="confidence of the true class", better="higher"),
     Metric(name="brier", title="Brier score", better="lower"),
     Metric(name="ece", title="expected calibration error", better="lower"),
@@ -162,7 +161,7 @@ class Curve:
         mean_K = values_KB.mean(1)
         spread_K = values_KB.std(1, ddof=1) if values_KB.shape[1] > 1 else np.zeros_like(mean_K)
         half_K = Z95 * spread_K / np.sqrt(values_KB.shape[1])
-        return cls(*(_numbers(values) for values in (mean_K, mean_K - half_K, mean_K + half_K)))
+        return cls(mean_K.tolist(), (mean_K - half_K).tolist(), (mean_K + half_K).tolist())
 
 
 def curves(found: Trajectories) -> dict[str, Curve]:
@@ -195,14 +194,9 @@ def expected_calibration_error(top_KB: Array, correct_KB: Array, resamples: int 
             _calibration_error(bins[images], gaps[images]) for bins, gaps in zip(bins_KB, gaps_KB, strict=True)
         ]
     low_K, high_K = np.quantile(drawn_RK, [0.025, 0.975], axis=0)
-    band = (np.maximum(2 * value_K - edge_K, 0) for edge_K in (high_K, low_K))
-    return Curve(_numbers(value_K), *(_numbers(edge_K) for edge_K in band))
+    return Curve(value_K.tolist(), *(np.maximum(2 * value_K - edge_K, 0).tolist() for edge_K in (high_K, low_K)))
 
 
 def _calibration_error(bins_B: NDArray[np.int64], gaps_B: Array) -> float:
     """Sum over bins of (share of images) x |mean confidence - accuracy| = sum |sum of gaps| / B."""
     return float(np.abs(np.bincount(bins_B, gaps_B, minlength=BINS)).sum() / len(gaps_B))
-
-
-def _numbers(values: Array) -> list[float]:
-    return [float(value) for value in values]

@@ -51,11 +51,6 @@ class Machines:
         return Lookup(store, replace(self, device="cpu").workspace())
 
 
-def default_jobs(device: str) -> int:
-    """One process for each CUDA card, or one."""
-    return max(1, cuda_cards(device))
-
-
 def cuda_cards(device: str) -> int:
     """How many CUDA cards runs can be spread over."""
     return torch.cuda.device_count() if device in ("auto", "cuda") else 0

@@ -205,15 +205,9 @@ class Benchmark:
         backbone = self.backbone or sets.backbone
         usual = find_recipe(method, recipe, backbone, known_dataset(sets.name, dataset))[1] if training else {}
         return Run(
-            protocol=protocol,
-            suite=sets.name,
-            dataset=dataset,
-            method=method,
-            settings=_telling(method, settings, usual),
-            backbone=backbone,
-            precision=self.dtype,
-            **training,
-        )
+            protocol=protocol, suite=sets.name, dataset=dataset, method=method,
+            settings=_telling(method, settings, usual), backbone=backbone, precision=self.dtype, **training,
+        )  # fmt: skip
 
 
 def _telling(method: str, settings: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

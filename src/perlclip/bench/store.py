@@ -60,6 +60,7 @@ class Records:
     """What a store holds: complete and failed records, and files that are neither."""
 
     complete: list[Record]
+    homes: list[Path]  # of the complete ones
     failed: list[Record]
     damaged: list[Path]
 
@@ -100,10 +101,11 @@ class Store:
         """Everything in the store, in the order of the names."""
         paths = sorted(path for path in self.folder.rglob("*.json") if path.name in (RECORD, FAILED))
         found = {path: _read(path) for path in paths}
-        whole = [record for record in found.values() if record is not None]
+        whole = {path: record for path, record in found.items() if record is not None}
         return Records(
-            complete=[record for record in whole if record["status"] == "complete"],
-            failed=[record for record in whole if record["status"] == "failed"],
+            complete=[record for record in whole.values() if record["status"] == "complete"],
+            homes=[path.parent for path, record in whole.items() if record["status"] == "complete"],
+            failed=[record for record in whole.values() if record["status"] == "failed"],
             damaged=[path for path, record in found.items() if record is None],
         )
 

@@ -47,7 +47,10 @@ def _sentence(error: BaseException) -> str:
     return str(error) or "interrupted"
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True},
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(perlclip.__version__)
 def main(debug: bool) -> None:

@@ -107,7 +107,8 @@ def print_table(records: Sequence[Record]) -> None:
 def draw_figure(records: Sequence[Record]) -> Drawing:
     """Accuracy by refinement step, above a strip of test images whose label PERL corrected."""
     shown = [record for record in records if _side(record) == _side(records[0])]
-    corrected = _pick([case for record in shown for case in corrected_cases(record)], STRIP)
+    cases = [case for record in shown for case in corrected_cases(record)]
+    corrected = cases[:: max(1, len(cases) // STRIP)][:STRIP]  # spread over sets and halves
 
     def paint(figure: Any) -> None:
         top, bottom = figure.subfigures(2, 1, height_ratios=(3, 2)) if corrected else (figure, None)
@@ -151,12 +152,6 @@ def corrected_cases(record: Record) -> list[Corrected]:
         cases = [Corrected(_task(record), half, i, b, a) for i, (label, b, a) in enumerate(rows) if b != label == a]
         found += cases[:STRIP]
     return found
-
-
-def _pick(cases: list[Corrected], count: int) -> list[Corrected]:
-    """Spread the choice over sets and halves."""
-    step = max(1, len(cases) // count)
-    return cases[::step][:count]
 
 
 def _draw_strip(figure: Any, cases: Sequence[Corrected]) -> None:

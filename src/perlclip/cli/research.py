@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import perlclip
-from perlclip.cli.common import BACKBONE, FOLDER, POSITIVE, SEED, backbone_options, method_settings, workers_option
+from perlclip.cli.common import BACKBONE, FOLDER, POSITIVE, SEED, method_settings, options
 from perlclip.errors import PerlclipError
 
 if TYPE_CHECKING:
@@ -46,77 +46,53 @@ def _numbers(kind: click.IntRange) -> Any:
     return parse
 
 
-def _machine_options(command: Any) -> Any:
-    for option in (
-        click.option(
-            "--gpus-per-run", type=click.FloatRange(0, 1), metavar="SHARE",
-            help="With ray: 0.25 lets four runs share a GPU; if not given, one GPU each where there are any.",
-        ),
-        click.option("--address", default="", help="With ray: an existing cluster; else one for --jobs is started."),
-        click.option("--executor", default="local", show_default=True, help="local (processes) or ray (a cluster)."),
-        click.option(
-            "--cache-gib", type=click.FloatRange(min=0), default=2.0, show_default=True,
-            help="Of each process, for what tests of the same images have in common.",
-        ),
-        click.option("--jobs", type=POSITIVE, help="Runs at a time, in processes; if not given, one a GPU, or one."),
-        click.option(
-            "--data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="ROOT",
-            help="Folder that holds the data sets' folders, for --suite coop.",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
 @click.command(cls=_NumberLists)
 @click.argument("protocol")
 @click.option(
-    "--out",
-    type=FOLDER,
-    default=Path("perlclip-bench"),
-    show_default=True,
+    "--out", type=FOLDER, default=Path("perlclip-bench"),
     help="Folder for runs and tables; what is complete there is kept.",
-)
+)  # fmt: skip
 @click.option(
-    "--suite",
-    default="toybox",
-    show_default=True,
+    "--suite", default="toybox",
     help="toybox, drawn on the spot, coop, the real sets, or a file that describes your own.",
-)
+)  # fmt: skip
+@click.option("--methods", multiple=True, default=["all"], callback=_names, help="a,b,c or repeated.")
+@click.option("--datasets", multiple=True, default=["all"], callback=_names, help="a,b,c or repeated.")
+@click.option("--seeds", multiple=True, default=["1,2,3"], callback=_numbers(SEED), help="1,2,3 or 1 2 3 or repeated.")
 @click.option(
-    "--methods", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
-)
-@click.option(
-    "--datasets", multiple=True, default=["all"], show_default=True, callback=_names, help="a,b,c or repeated."
-)
-@click.option(
-    "--seeds",
-    multiple=True,
-    default=["1,2,3"],
-    show_default=True,
-    callback=_numbers(SEED),
-    help="1,2,3 or 1 2 3 or repeated.",
-)
-@click.option(
-    "--recipe",
-    default="fast",
-    show_default=True,
+    "--recipe", default="fast",
     help="fast, or original: the authors' own for the protocol (PERL keeps fast); see `perlclip methods`.",
-)
+)  # fmt: skip
 @click.option(
-    "--shots",
-    multiple=True,
-    callback=_numbers(POSITIVE),
+    "--shots", multiple=True, callback=_numbers(POSITIVE),
     help="Training images of each class: 16, or for few-shot 1 2 4 8 16, if not given.",
-)
-@click.option("--backbone", default="", help=f"The suite's if not given: tiny for toybox, {BACKBONE} for coop.")
+)  # fmt: skip
+@click.option(
+    "--backbone", default="", show_default=False,
+    help=f"The suite's if not given: tiny for toybox, {BACKBONE} for coop.",
+)  # fmt: skip
 @click.option(
     "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for those of the methods that have it."
 )
 @click.option("--dry-run", is_flag=True, help="Only list the runs that would be done, with an estimate of time.")
-@_machine_options
-@backbone_options
-@workers_option
+@click.option(
+    "--data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="ROOT",
+    help="Folder that holds the data sets' folders, for --suite coop.",
+)  # fmt: skip
+@click.option("--jobs", type=POSITIVE, help="Runs at a time, in processes; if not given, one a GPU, or one.")
+@click.option(
+    "--cache-gib", type=click.FloatRange(min=0), default=2.0,
+    help="Of each process, for what tests of the same images have in common.",
+)  # fmt: skip
+@click.option("--executor", default="local", help="local (processes) or ray (a cluster).")
+@click.option(
+    "--address", default="", show_default=False, help="With ray: an existing cluster; else one for --jobs is started."
+)
+@click.option(
+    "--gpus-per-run", type=click.FloatRange(0, 1), metavar="SHARE",
+    help="With ray: 0.25 lets four runs share a GPU; if not given, one GPU each where there are any.",
+)  # fmt: skip
+@options("device", "dtype", "workers")
 def bench(
     out: Path, methods: list[str], pairs: tuple[str, ...], dry_run: bool, executor: str, jobs: int | None, device: str,
     data: Path | None, workers: int, cache_gib: float, address: str,
@@ -127,20 +103,20 @@ def bench(
     PROTOCOL is base-to-novel, cross-dataset, domain-shift, few-shot, or all, the first three of these; or for PERL
     ablation-modality, -depth, -steps, -variant, -anchor or -rank, which vary one setting under base-to-novel.
     """
-    from perlclip.bench.machines import Machines, default_jobs
+    from perlclip.bench.machines import Machines, cuda_cards
     from perlclip.bench.protocols import ABLATED, ABLATIONS, Benchmark
     from perlclip.bench.schedule import run_all
     from perlclip.bench.store import Store
     from perlclip.methods.registry import plugins
 
     machines = Machines(
-        executor=executor, jobs=jobs or default_jobs(device), device=device, data=data, workers=workers,
+        executor=executor, jobs=jobs or max(1, cuda_cards(device)), device=device, data=data, workers=workers,
         cache_bytes=int(cache_gib * 2**30), plugins=plugins(), suites=(grid["suite"],), address=address,
         gpus_per_run=gpus_per_run,
     )  # fmt: skip
     machines.load()
     usual = [ABLATED] if grid["protocol"] in ABLATIONS else perlclip.list_methods()
-    runs = Benchmark(methods=methods, settings=_settings_of(methods or usual, pairs), **grid).runs()
+    runs = Benchmark(methods=methods, settings=method_settings(methods or usual, pairs), **grid).runs()
     store = Store(out / "runs")
     if dry_run:
         _print_plan(runs, store, machines)
@@ -151,24 +127,6 @@ def bench(
     failed = [record for record in records if record["status"] == "failed"]
     if failed:
         raise PerlclipError(f"{len(failed)} of {len(records)} runs failed, the first with: {failed[0]['error']}")
-
-
-def _settings_of(methods: Sequence[str], pairs: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`--set` for several methods: each gets what it has, and every setting must be somebody's."""
-    from dataclasses import fields
-
-    from perlclip.errors import unknown_name
-    from perlclip.methods import method_class
-
-    known = {method: {f.name for f in fields(method_class(method).config_class)} for method in methods}
-    for pair in pairs:
-        name = pair.partition("=")[0]
-        if not any(name in names for names in known.values()):
-            raise unknown_name("setting of these methods:", name, set().union(*known.values()))
-    return {
-        method: method_settings(method, [pair for pair in pairs if pair.partition("=")[0] in names])
-        for method, names in known.items()
-    }
 
 
 def _print_plan(runs: "Sequence[Run]", store: "Store", machines: "Machines") -> None:
@@ -220,8 +178,8 @@ def check(ctx: click.Context, root: Path, names: tuple[str, ...], as_json: bool)
 @data.command()
 @click.argument("name")
 @click.option("--data", "root", type=FOLDER, required=True, help="Folder that holds the data sets' folders.")
-@click.option("--shots", type=POSITIVE, default=16, show_default=True, help="Training images of each class.")
-@click.option("--seed", type=SEED, default=1, show_default=True, help="CoOp's are 1, 2 and 3.")
+@click.option("--shots", type=POSITIVE, default=16, help="Training images of each class.")
+@click.option("--seed", type=SEED, default=1, help="CoOp's are 1, 2 and 3.")
 @click.option("--out", type=FOLDER, required=True, help="JSON file to write.")
 def sample(name: str, root: Path, shots: int, seed: int, out: Path) -> None:
     """Write the few-shot lists of data set NAME, CoOp's to the file, for others to use with `load_shots`."""
@@ -240,12 +198,9 @@ def sample(name: str, root: Path, shots: int, seed: int, out: Path) -> None:
 @click.argument("runs", type=FOLDER, nargs=-1, required=True)
 @click.option("--out", type=FOLDER, required=True, help="Folder for report.md, index.html, tables and figures.")
 @click.option(
-    "--analysis",
-    type=FOLDER,
-    multiple=True,
-    metavar="DIR",
+    "--analysis", type=FOLDER, multiple=True, metavar="DIR",
     help="Folder of `perlclip analyze STORE`, for a section on PERL's steps; may be repeated.",
-)
+)  # fmt: skip
 def report(runs: tuple[Path, ...], out: Path, analysis: tuple[Path, ...]) -> None:
     """Tables and figures of all RUNS (folders of `perlclip bench`), beside the paper's numbers."""
     _write_report(runs, out, analysis)
@@ -261,14 +216,10 @@ def _write_report(runs: Sequence[Path], out: Path, analysis: Sequence[Path] = ()
 @click.command()
 @click.option("--full", is_flag=True, help="All eleven base-to-novel sets instead of three.")
 @click.option("--task", "tasks", multiple=True, help="A toybox set to run; may be given several times.")
-@click.option("--seed", "seeds", multiple=True, type=SEED, default=[1], show_default=True, help="May be repeated.")
-@click.option(
-    "--modalities", multiple=True, type=click.Choice(["both", "vision", "text"]), default=["both"], show_default=True
-)
-@click.option("--recipe", default="extended", show_default=True, help="fast (the paper's) or extended.")
-@click.option(
-    "--out", type=FOLDER, default=Path("perlclip-demo"), show_default=True, help="Folder for runs and figure."
-)
+@click.option("--seed", "seeds", multiple=True, type=SEED, default=[1], help="May be repeated.")
+@click.option("--modalities", multiple=True, type=click.Choice(["both", "vision", "text"]), default=["both"])
+@click.option("--recipe", default="extended", help="fast (the paper's) or extended.")
+@click.option("--out", type=FOLDER, default=Path("perlclip-demo"), help="Folder for runs and figure.")
 def demo(
     full: bool, tasks: tuple[str, ...], seeds: tuple[int, ...], modalities: tuple[str, ...], recipe: str, out: Path
 ) -> None:

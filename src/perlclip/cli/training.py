@@ -4,27 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 import perlclip
-from perlclip.cli.common import (
-    BACKBONE,
-    FOLDER,
-    NATURAL,
-    POSITIVE,
-    SEED,
-    backbone_options,
-    compile_option,
-    data_option,
-    method_settings,
-    workers_option,
-)
+from perlclip.cli.common import BACKBONE, CLASS_NAMES, FOLDER, NATURAL, POSITIVE, SEED, method_settings, options
 from perlclip.errors import PerlclipError
-
-if TYPE_CHECKING:
-    from perlclip.data import ImageSet
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -32,43 +18,40 @@ CHECKPOINT = "checkpoint.safetensors"
 @click.command()
 @click.argument("data")
 @click.option("--out", type=FOLDER, required=True, help="Folder for the adapter.")
-@click.option("--backbone", default=BACKBONE, show_default=True, help="Hub name, Hugging Face folder, or 'tiny'.")
-@click.option("--method", default="perl", show_default=True, help="See `perlclip methods`.")
+@click.option("--backbone", default=BACKBONE, help="Hub name, Hugging Face folder, or 'tiny'.")
+@click.option("--method", default="perl", help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
 @click.option("--recipe", help="fast (one epoch), original (the authors' own), extended (PERL's default).")
 @click.option("--epochs", type=POSITIVE, help="Instead of the recipe's.")
 @click.option("--lr", type=float, help="Instead of the recipe's.")
 @click.option("--batch-size", type=POSITIVE, help="Instead of the recipe's.")
 @click.option("--shots", type=POSITIVE, help="Training images of each class; all of them if not given.")
+@click.option("--val", type=NATURAL, default=4, help="Images of each class held out to report accuracy on.")
+@click.option("--seed", type=SEED, default=1, help="Of sampling, initialisation, order and augmentation.")
 @click.option(
-    "--val", type=NATURAL, default=4, show_default=True, help="Images of each class held out to report accuracy on."
+    "--class-names", type=CLASS_NAMES, help="File: a name a line in sorted folder order, or JSON {folder: name}."
 )
-@click.option(
-    "--seed", type=SEED, default=1, show_default=True, help="Of sampling, initialisation, order and augmentation."
-)
-@click.option("--class-names", type=FOLDER, help="File: a name a line in sorted folder order, or JSON {folder: name}.")
 @click.option("--template", help="Prompt; {} is the class name. The set's own, or 'a photo of a {}.', if not given.")
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
-@data_option
-@backbone_options
-@compile_option
-@workers_option
+@options("data", "device", "dtype", "compile", "workers")
 def fit(
     data: str, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
-    shots: int | None, val: int, class_names: Path | None, template: str | None, resume: bool, overwrite: bool,
+    shots: int | None, val: int, class_names: Any, template: str | None, resume: bool, overwrite: bool,
     root: Path | None, device: str, dtype: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder of class folders, a CSV manifest with columns path,label, toybox:NAME,
     coop:NAME or a set of a suite file; with /base or /novel behind it, half of the classes."""
     from perlclip.adapters.folder import Adapter
-    from perlclip.data.sources import published_name
+    from perlclip.data.sources import published_name, train_and_val
     from perlclip.files import require_writable
     from perlclip.methods.registry import default_recipe
 
     _check_out(out, resume, overwrite)
-    own, cls = method_settings(method, settings), perlclip.method_class(method)
-    train, held_out = _train_and_val(data, class_names, template, shots, val, seed, root)
+    own, cls = method_settings([method], settings)[method], perlclip.method_class(method)
+    train, held_out = train_and_val(
+        data, shots=shots, val=val, seed=seed, class_names=class_names, template=template, data=root
+    )
     require_writable(out)
     if not resume:
         (out / CHECKPOINT).unlink(missing_ok=True)
@@ -110,20 +93,19 @@ def fit(
 @click.command()
 @click.argument("adapter", type=FOLDER)
 @click.argument("data")
-@click.option("--val", type=NATURAL, default=4, show_default=True, help="As in fit.")
-@click.option("--class-names", type=FOLDER, help="As in fit.")
-@click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives.")
-@data_option
-@backbone_options
-@workers_option
+@click.option("--val", type=NATURAL, default=4, help="As in fit.")
+@click.option("--class-names", type=CLASS_NAMES, help="As in fit.")
+@options("backbone", "data", "device", "dtype", "workers")
 def set_thresholds(
-    adapter: Path, data: str, val: int, class_names: Path | None, backbone: str | None, root: Path | None,
+    adapter: Path, data: str, val: int, class_names: Any, backbone: str | None, root: Path | None,
     device: str, dtype: str, workers: int,
 ) -> None:  # fmt: skip
     """Set the thresholds of adaptive thinking of a PERL ADAPTER on the images of DATA that it was trained on.
 
     `fit` has done so already, unless it was an older one.
     """
+    from perlclip.data import train_and_val
+
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     training = loaded.training
     if "data" not in training:
@@ -131,7 +113,9 @@ def set_thresholds(
             f"{adapter} does not say what it was trained on; use perlclip.set_thresholds and save_adapter from Python"
         )
     shots, seed = training.get("shots"), training.get("seed", 1)
-    train, _ = _train_and_val(data, class_names, loaded.template, shots, val, seed, root)
+    train, _ = train_and_val(
+        data, shots=shots, val=val, seed=seed, class_names=class_names, template=loaded.template, data=root
+    )
     if train.fingerprint() != training["data"]:
         raise PerlclipError(
             f"{data} does not give the images that {adapter} was trained on; use fit's DATA and options"
@@ -157,15 +141,6 @@ def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
             if (out / name).exists():
                 kind = "an adapter" if name == CONFIG else f"a file {name}"
                 raise PerlclipError(f"{out} already holds {kind}; choose another --out or pass --overwrite")
-
-
-def _train_and_val(
-    data: str, class_names: Path | None, template: str | None, shots: int | None, val: int, seed: int, root: Path | None
-) -> "tuple[ImageSet, ImageSet]":
-    from perlclip.data import read_class_names, train_and_val
-
-    names = read_class_names(class_names) if class_names else None
-    return train_and_val(data, shots=shots, val=val, seed=seed, class_names=names, template=template, data=root)
 
 
 @contextmanager

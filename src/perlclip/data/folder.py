@@ -35,12 +35,9 @@ def read_images(source: Path, split: str | None = None, template: str = DEFAULT_
     for path, _ in labelled:
         check_image(path)
     return ImageSet(
-        images=[path for path, _ in labelled],
-        labels=[number[label] for _, label in labelled],
-        class_names=tuple(map(spoken, labels)),
-        template=template,
-        name=source.stem,
-    )
+        images=[path for path, _ in labelled], labels=[number[label] for _, label in labelled],
+        class_names=tuple(map(spoken, labels)), template=template, name=source.stem,
+    )  # fmt: skip
 
 
 def splits_of(source: Path) -> tuple[str, ...]:
@@ -69,7 +66,12 @@ def train_val(pool: ImageSet, *, shots: int | None = None, val: int = 4, seed: i
         raise PerlclipError(f"val must be at least 0, got {val}")
     rng = random.Random(seed)
     if shots is not None:
-        _require_shots(pool, shots)
+        if shots < 1:
+            raise PerlclipError(f"shots must be at least 1, got {shots}")
+        for label, indices in sorted(pool.by_class().items()):
+            if (count := len(indices)) < shots:
+                name = pool.class_names[label]
+                raise PerlclipError(f"class {name!r} has {count} images, fewer than the {shots} shots asked for")
         train = pool.sample(shots, rng)
         rest = pool.select(_without(pool, train))
         return replace(pool.select(train), shots=shots), rest.few_shot(val, rng) if len(rest) else rest
@@ -84,9 +86,8 @@ def read_class_names(path: str | Path) -> list[str] | dict[str, str]:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
-        names = (
-            json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines() if line.strip()]
-        )
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        names = json.loads(text) if path.suffix == ".json" else lines
     except OSError as error:
         raise PerlclipError(f"cannot read class names from {path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -171,16 +172,6 @@ def renamed(old: Sequence[str], names: ClassNames | None) -> tuple[str, ...]:
     if names is not None and len(names) != len(old):
         raise PerlclipError(f"{len(names)} class names given for {len(old)} classes ({', '.join(old[:5])}, …)")
     return tuple(old if names is None else names)
-
-
-def _require_shots(pool: ImageSet, shots: int) -> None:
-    if shots < 1:
-        raise PerlclipError(f"shots must be at least 1, got {shots}")
-    for label, indices in sorted(pool.by_class().items()):
-        if len(indices) < shots:
-            raise PerlclipError(
-                f"class {pool.class_names[label]!r} has {len(indices)} images, fewer than the {shots} shots asked for"
-            )
 
 
 def _without(pool: ImageSet, taken: list[int]) -> list[int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import overload
+from typing import TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -40,6 +40,17 @@ class Prediction:
     probability: float
     top: tuple[tuple[str, float], ...]
     steps: int | None = None
+
+
+class _Options(TypedDict, total=False):
+    """Of `predict`."""
+
+    top_k: int
+    batch_size: int
+    workers: int
+    steps: Steps
+    max_mean_steps: float | None
+    max_ms: float | None
 
 
 class Classifier:
@@ -110,28 +121,10 @@ class Classifier:
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a str is one image, not many
-        self,
-        images: ImageSource,
-        *,
-        top_k: int = ...,
-        batch_size: int = ...,
-        workers: int = ...,
-        steps: Steps = ...,
-        max_mean_steps: float | None = ...,
-        max_ms: float | None = ...,
+        self, images: ImageSource, **options: Unpack[_Options]
     ) -> Prediction: ...
     @overload
-    def predict(
-        self,
-        images: Iterable[ImageSource],
-        *,
-        top_k: int = ...,
-        batch_size: int = ...,
-        workers: int = ...,
-        steps: Steps = ...,
-        max_mean_steps: float | None = ...,
-        max_ms: float | None = ...,
-    ) -> list[Prediction]: ...
+    def predict(self, images: Iterable[ImageSource], **options: Unpack[_Options]) -> list[Prediction]: ...
     def predict(
         self, images: ImageSource | Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
         steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from perlclip.bench.store import UNTRAINED, Record, Store
 from perlclip.errors import PerlclipError
-from perlclip.report.comparison import TRANSFER, Condition, Outcome, Place, Row, Study, perl_settings, study
+from perlclip.report.comparison import TRANSFER, Condition, Outcome, Row, Study, perl_settings, study
 from perlclip.report.statistics import AVERAGES
 from perlclip.viz.drawing import Drawing
 from perlclip.viz.dynamics import TITLE, Dynamics, read_dynamics
@@ -55,17 +55,14 @@ def collect(folders: Sequence[Path]) -> Collected:
         where = ", ".join(map(str, folders))
         raise PerlclipError(f"no complete run below {where} ({len(failed)} failed, {len(damaged)} damaged)")
     outcomes, notes = _unique(outcomes)
-    studies = sorted((study(condition, group) for condition, group in _groups(outcomes, failed).items()), key=_order)
+    groups = _groups(outcomes, failed)
+    order = sorted(groups, key=lambda c: (list(AVERAGES).index(c.protocol), c.name, c.backbone, c.weights))
+    studies = [study(condition, groups[condition]) for condition in order]
     names: Counter[str] = Counter()
     for one in studies:
         names[one.condition.name] += 1
         one.number = names[one.condition.name]
     return Collected(studies, complete, failed, damaged, notes)
-
-
-def _order(one: Study) -> tuple[int, str, str, str]:
-    c = one.condition
-    return list(AVERAGES).index(c.protocol), c.name, c.backbone, c.weights
 
 
 def name_of(record: Record) -> str:
@@ -83,8 +80,10 @@ def _outcome(record: Record) -> Outcome:
     outcome.training = json.dumps([record["recipe"], record["config"]], sort_keys=True)
     if not record["metrics"]:
         raise ValueError("no metrics")
+    protocol = outcome.condition.protocol
     for test, metrics in record["metrics"].items():
-        accuracy, place = float(metrics["accuracy"]), _place(outcome, test)
+        accuracy, metric = float(metrics["accuracy"]), str(outcome.shots) if protocol == "few-shot" else test
+        place = (test, "accuracy") if protocol in TRANSFER else (outcome.dataset, metric)
         if not 0 <= accuracy <= 100:
             raise ValueError(f"accuracy of {test} is {accuracy}")
         outcome.accuracy[place] = accuracy
@@ -105,14 +104,10 @@ def _identified(run: Mapping[str, Any], weights: str, config: Mapping[str, Any])
     """Whose outcome it is, without numbers."""
     protocol, method, dataset, shots = str(run["protocol"]), str(run["method"]), str(run["dataset"]), int(run["shots"])
     condition = Condition(
-        protocol=protocol,
-        suite=str(run["suite"]),
-        source=dataset if protocol in TRANSFER else "",
-        backbone=str(run["backbone"]),
-        weights=weights,
-        precision=str(run["precision"]),
+        protocol=protocol, suite=str(run["suite"]), source=dataset if protocol in TRANSFER else "",
+        backbone=str(run["backbone"]), weights=weights, precision=str(run["precision"]),
         shots=0 if protocol == "few-shot" else shots,
-    )
+    )  # fmt: skip
     settings, used = (
         {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         for values in (run["settings"], config)
@@ -120,12 +115,6 @@ def _identified(run: Mapping[str, Any], weights: str, config: Mapping[str, Any])
     own = perl_settings(settings, used) if method == "perl" else settings
     row = Row(method, tuple(sorted(own.items())), str(run["recipe"]))
     return Outcome(condition, row, dataset, int(run["seed"]), shots)
-
-
-def _place(outcome: Outcome, test: str) -> Place:
-    if outcome.condition.protocol in TRANSFER:
-        return test, "accuracy"
-    return outcome.dataset, str(outcome.shots) if outcome.condition.protocol == "few-shot" else test
 
 
 def _unique(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[str]]:
@@ -156,21 +145,16 @@ def _groups(outcomes: Iterable[Outcome], failed: Iterable[Record]) -> dict[Condi
         fits = [c for c in trained if replace(c, shots=outcome.condition.shots) == outcome.condition]
         for condition in fits or [outcome.condition]:
             groups.setdefault(condition, []).append(outcome)
-    for outcome in _without_numbers(failed):
+    for record in failed:  # they keep their places in the tables, without numbers
+        try:
+            outcome = _identified(record["run"], weights="", config={})
+        except DAMAGE:
+            continue
         for condition, group in groups.items():
             shots = condition.shots if outcome.row.recipe == UNTRAINED else outcome.condition.shots
             if replace(outcome.condition, weights=condition.weights, shots=shots) == condition:
                 group.append(outcome)
     return groups
-
-
-def _without_numbers(failed: Iterable[Record]) -> Iterator[Outcome]:
-    """Failed runs keep their places in the tables."""
-    for record in failed:
-        try:
-            yield _identified(record["run"], weights="", config={})
-        except DAMAGE:
-            continue
 
 
 @dataclass(frozen=True)

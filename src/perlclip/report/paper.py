@@ -63,9 +63,10 @@ class Slip:
     why: str
 
 
-def published() -> list[Published]:
+@cache
+def published() -> tuple[Published, ...]:
     """All numbers, in the order of the paper: the main tables come before the appendix, the prose is last."""
-    return list(_published())
+    return tuple(Published(printed=row.pop("value"), **row) for row in _read("tables.csv"))
 
 
 def slips() -> list[Slip]:
@@ -79,14 +80,9 @@ def value(protocol: str, recipe: str, method: str, dataset: str, metric: str, se
 
 
 @cache
-def _published() -> tuple[Published, ...]:
-    return tuple(Published(printed=row.pop("value"), **row) for row in _read("tables.csv"))
-
-
-@cache
 def _first() -> dict[tuple[str, ...], Published]:
     first: dict[tuple[str, ...], Published] = {}
-    for row in _published():
+    for row in published():
         recipe = _trained(row.recipe, row.method)
         first.setdefault((row.protocol, recipe, row.method, row.dataset, row.metric, row.settings), row)
     return first

@@ -73,28 +73,18 @@ def summary(study: Study) -> Table:
 def sets(study: Study) -> list[Table]:
     """One table for each metric, a column for each set."""
     found = {row: over_seeds(by_set, study.rows[row].accuracy_SD) for row in study.compared}
-    metrics = list(next(iter(found.values()), {}))
-    return [
-        Table(
-            name=f"{study.name}-sets-{metric.lower()}",
-            title=capital(f"{_metric(study, metric)}, set by set"),
-            caption=capital(f"{_conditions(study)}: {_metric(study, metric)}, set by set."),
-            head="method",
-            columns=tuple(Column(name) for name in study.sets),
-            lines=tuple(
-                Line(row, row.label, study.rows[row].seeds, _set_cells(study, row, metric, *spreads[metric]))
-                for row, spreads in found.items()
-            ),
-        )
-        for metric in metrics
-    ]
-
-
-def _set_cells(study: Study, row: Row, metric: str, value_D: Array, spread_D: Array | None) -> tuple[Cell, ...]:
-    return tuple(
-        _cell(value_D[d], None if spread_D is None else spread_D[d], _paper(study, row, name, metric.lower()))
-        for d, name in enumerate(study.sets)
-    )
+    columns, tables = tuple(Column(name) for name in study.sets), []
+    for metric in next(iter(found.values()), {}):
+        lines = []
+        for row, spreads in found.items():
+            printed = [_paper(study, row, name, metric.lower()) for name in study.sets]
+            value_D, spread_D = spreads[metric]
+            cells = map(_cell, value_D, [None] * len(value_D) if spread_D is None else spread_D, printed)
+            lines.append(Line(row, row.label, study.rows[row].seeds, tuple(cells)))
+        name, title = f"{study.name}-sets-{metric.lower()}", f"{_metric(study, metric)}, set by set"
+        caption = capital(f"{_conditions(study)}: {title}.")
+        tables.append(Table(name, capital(title), caption, "method", columns, tuple(lines)))
+    return tables
 
 
 def ablations(study: Study) -> list[tuple[str, Table]]:
@@ -161,13 +151,14 @@ def _averages(
     gap = "Δ HM to PERL" if main == "mean of HMs" else "Δ to PERL"
     heads = [Column("parameters", "count"), Column("× PERL", "ratio")]
     heads += [Column(_metric(study, name)) for name in names] + [Column(gap, "difference")] * bool(main)
+    perls = _parameters(study.rows[reference], None).value if reference else None
     found = []
     for row, label, setting in lines:
         scores = study.rows[row]
         printed = {name: _paper_average(study, row, name, len(columns)) for name in (*names, "parameters", gap)}
         spreads = over_seeds(formula, scores.of(columns))
-        perls = study.rows[reference] if reference else None
-        cells = [_parameters(scores, printed["parameters"]), _ratio(scores, perls)]
+        ours = _parameters(scores, printed["parameters"])
+        cells = [ours, Cell(ours.value / perls) if ours.value is not None and perls else Cell()]
         cells += [_cell(*spreads[name], printed[name]) for name in names]
         if main:
             cells.append(_difference(study, row, reference, columns, printed[gap]))
@@ -186,11 +177,6 @@ def _parameters(scores: Scores, printed: Published | None) -> Cell:
     if not counts:
         return Cell(paper=printed)
     return Cell(sum(counts) / len(counts), span=(counts[0], counts[-1]) if len(counts) > 1 else None, paper=printed)
-
-
-def _ratio(scores: Scores, reference: Scores | None) -> Cell:
-    ours, perls = (_parameters(s, None).value if s else None for s in (scores, reference))
-    return Cell(ours / perls) if ours is not None and perls else Cell()
 
 
 def _difference(
@@ -280,7 +266,13 @@ def sentences(study: Study) -> list[str]:
             f"Δ is the difference to {reference.label} in {main}, with the 95 % interval of a paired bootstrap over "
             f"test images: {DRAWS:,} draws, each the same for all methods and seeds."
         )
-    said.append(_about_paper(study))
+    if c.has_paper:
+        said.append(
+            f"In parentheses is what the paper prints, with {OUTSIDE} where that is more than two standard deviations "
+            "over our seeds away from ours; a number from a single seed is not judged."
+        )
+    else:
+        said.append("The paper has no numbers for these conditions, so none stand beside ours.")
     return [sentence for sentence in said if sentence]
 
 
@@ -298,9 +290,8 @@ def _training(study: Study) -> str:
 
 def _seeds(study: Study) -> str:
     trained = {row: scores.seeds for row, scores in study.rows.items() if row.recipe != UNTRAINED}
-    alone = (
-        "" if len(trained) == len(study.rows) else " What is not trained is evaluated once and serves for all seeds."
-    )
+    untrained = len(trained) < len(study.rows)
+    alone = " What is not trained is evaluated once and serves for all seeds." if untrained else ""
     if not trained:
         return alone.strip()
     usual = max(trained.values(), key=len)
@@ -314,12 +305,3 @@ def _seeds(study: Study) -> str:
 
 def _listed(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
-
-
-def _about_paper(study: Study) -> str:
-    if not study.condition.has_paper:
-        return "The paper has no numbers for these conditions, so none stand beside ours."
-    return (
-        f"In parentheses is what the paper prints, with {OUTSIDE} where that is more than two standard deviations over "
-        "our seeds away from ours; a number from a single seed is not judged."
-    )

@@ -37,16 +37,12 @@ def _transfer(accuracy_D: Mapping[str, Array]) -> dict[str, Array]:
     return {"source": accuracy[..., 0], "mean of targets": mean}
 
 
-def _few_shot(accuracy_D: Mapping[str, Array]) -> dict[str, Array]:
-    return {shots: accuracy.mean(-1) for shots, accuracy in accuracy_D.items()}
-
-
 # Of each protocol, the averages over data sets, and the one by which methods are compared with PERL.
 AVERAGES: dict[str, tuple[Averages, str]] = {
     "base-to-novel": (_base_to_novel, "mean of HMs"),
     "cross-dataset": (_transfer, "mean of targets"),
     "domain-shift": (_transfer, "mean of targets"),
-    "few-shot": (_few_shot, ""),
+    "few-shot": (lambda accuracy_D: {shots: accuracy.mean(-1) for shots, accuracy in accuracy_D.items()}, ""),
 }
 
 

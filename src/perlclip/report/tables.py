@@ -105,15 +105,11 @@ class Table:
         ]
 
 
-def _count(cell: Cell) -> str:
-    return "–".join(f"{count:,.0f}" for count in cell.span or (cell.value,))
-
-
 NUMBERS: dict[str, Callable[[Any], str]] = {
     "accuracy": lambda cell: f"{cell.value:.2f}",
     "difference": lambda cell: signed(cell.value),
     "ratio": lambda cell: f"{float(f'{cell.value:.2g}'):,.10g}×",
-    "count": _count,
+    "count": lambda cell: "–".join(f"{count:,.0f}" for count in cell.span or (cell.value,)),
 }
 
 

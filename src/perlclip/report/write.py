@@ -75,16 +75,8 @@ def _slips(parts: Parts) -> list[list[str]]:
     if not any(one.study.condition.has_paper for one, _ in parts):
         return []
     return [
-        [
-            slip.table,
-            f"{slip.method} {slip.settings}".strip(),
-            slip.dataset,
-            slip.metric,
-            slip.printed,
-            slip.expected,
-            slip.why,
-        ]
-        for slip in slips()
+        [s.table, f"{s.method} {s.settings}".strip(), s.dataset, s.metric, s.printed, s.expected, s.why]
+        for s in slips()
     ]
 
 
@@ -116,15 +108,7 @@ def _markdown(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> st
 
 def _html(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> str:
     return page(
-        "report.html",
-        title="perlclip: results",
-        counts=_counts(found),
-        troubles=_troubles(found),
-        parts=parts,
-        chapters=analyses,
-        slips=_slips(parts),
-        slips_head=SLIPS,
-        about_slips=ABOUT_SLIPS,
-        missing=MISSING,
+        "report.html", title="perlclip: results", counts=_counts(found), troubles=_troubles(found), parts=parts,
+        chapters=analyses, slips=_slips(parts), slips_head=SLIPS, about_slips=ABOUT_SLIPS, missing=MISSING,
         outside=OUTSIDE,
-    )
+    )  # fmt: skip

@@ -17,11 +17,7 @@ def data_url(content: bytes, kind: str) -> str:
 
 
 _TEMPLATES = Environment(
-    loader=PackageLoader("perlclip.viz"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+    loader=PackageLoader("perlclip.viz"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
 _TEMPLATES.filters["data_url"] = data_url

@@ -16,11 +16,8 @@ STYLE: dict[str, Any] = {
 
 def look(rank: int) -> dict[str, Any]:
     """Colour and marker of the line of this rank; when the colours are used up, again with open markers."""
-    again = rank >= len(COLOURS)
+    again, colour = rank >= len(COLOURS), COLOURS[rank % len(COLOURS)]
     return {
-        "color": COLOURS[rank % len(COLOURS)],
-        "marker": MARKERS[rank % len(MARKERS)],
-        "markersize": 5.5,
-        "linestyle": "-." if again else "-",
-        "markerfacecolor": "white" if again else COLOURS[rank % len(COLOURS)],
-    }
+        "color": colour, "marker": MARKERS[rank % len(MARKERS)], "markersize": 5.5,
+        "linestyle": "-." if again else "-", "markerfacecolor": "white" if again else colour,
+    }  # fmt: skip

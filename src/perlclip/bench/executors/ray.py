@@ -49,7 +49,10 @@ def execute(todo: Sequence[Unit], store: Store, machines: Machines) -> Outcomes:
                     submit(unit)
                 yield run, record
         finally:
-            _cancel(ray, list(flying))
+            for reference in flying:  # Ctrl-C: tasks that run finish their step and write their checkpoint
+                ray.cancel(reference, force=False)
+            if flying:
+                ray.wait(list(flying), num_returns=len(flying), timeout=STOP_SECONDS)
 
 
 def _record(ray: Any, reference: Any, run: Run, store: Store, machines: Machines) -> Record:
@@ -117,11 +120,3 @@ def _there(machines: Machines, ray: Any) -> Machines:
 
 def _absolute(name: str) -> str:
     return str(Path(name).resolve()) if Path(name).is_file() else name
-
-
-def _cancel(ray: Any, flying: Sequence[Any]) -> None:
-    """Ctrl-C for every task: those that run finish their step and write their checkpoint."""
-    for reference in flying:
-        ray.cancel(reference, force=False)
-    if flying:
-        ray.wait(list(flying), num_returns=len(flying), timeout=STOP_SECONDS)

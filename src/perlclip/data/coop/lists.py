@@ -7,7 +7,7 @@ paths are relative to the image root. Lists that come as files keep the files' o
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,9 +27,6 @@ class Lists(NamedTuple):
     train: Items
     val: Items
     test: Items
-
-
-Reader = Callable[..., Lists]  # (image root, list file, …)
 
 
 def split_json(images: Path, split: Path) -> Lists:

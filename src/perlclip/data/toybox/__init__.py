@@ -5,16 +5,6 @@ from perlclip.data.toybox.suite import TASKS, Task, checksum, load_toybox, toybo
 from perlclip.data.toybox.world import WORDS, Scenes, caption_words, captions, is_held_out, sample_scenes
 
 __all__ = [
-    "TASKS",
-    "WORDS",
-    "Scenes",
-    "Task",
-    "caption_words",
-    "captions",
-    "checksum",
-    "is_held_out",
-    "load_toybox",
-    "render",
-    "sample_scenes",
-    "toybox_names",
-]
+    "TASKS", "WORDS", "Scenes", "Task", "caption_words", "captions", "checksum", "is_held_out", "load_toybox",
+    "render", "sample_scenes", "toybox_names",
+]  # fmt: skip

@@ -160,20 +160,10 @@ def _mosaic(picture_BCHW: Tensor, draws: Draws, strength: float) -> Tensor:
 
 
 SCENE_SHIFTS: dict[str, SceneShift] = {
-    "turn": _turn,
-    "shrink": _shrink,
-    "zoom": _zoom,
-    "camouflage": _camouflage,
-    "sketch": _sketch,
-}
+    "turn": _turn, "shrink": _shrink, "zoom": _zoom, "camouflage": _camouflage, "sketch": _sketch,
+}  # fmt: skip
 CANVAS_SHIFTS: dict[str, PixelShift] = {"clutter": _clutter}
 PICTURE_SHIFTS: dict[str, PixelShift] = {
-    "noise": _noise,
-    "blur": _blur,
-    "negative": _negative,
-    "faint": _faint,
-    "gray": _gray,
-    "warm": _warm,
-    "cover": _cover,
-    "mosaic": _mosaic,
-}
+    "noise": _noise, "blur": _blur, "negative": _negative, "faint": _faint, "gray": _gray, "warm": _warm,
+    "cover": _cover, "mosaic": _mosaic,
+}  # fmt: skip

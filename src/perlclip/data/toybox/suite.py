@@ -13,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,9 +24,11 @@ from torch import Tensor
 from perlclip.data.sets import DataSet, ImageSet
 from perlclip.data.toybox.draws import Draws, mix
 from perlclip.data.toybox.render import background, draw_in_chunks, paint, quantise
-from perlclip.data.toybox.shifts import CANVAS_SHIFTS, PICTURE_SHIFTS, SCENE_SHIFTS, PixelShift
+from perlclip.data.toybox.shifts import CANVAS_SHIFTS, PICTURE_SHIFTS, SCENE_SHIFTS
 from perlclip.data.toybox.world import ATTRIBUTES, Scenes, combinations, is_held_out, sample_scenes
 from perlclip.errors import unknown_name
+
+T = TypeVar("T", Scenes, Tensor)
 
 SIZE = 64
 TRAIN_PER_CLASS = 32
@@ -62,25 +65,18 @@ TASKS = (
     Task(name="gray_toys", names=_TEXTURED, seen=16, unseen=16, shifts=(("gray", 1.0), ("turn", 0.3))),
     Task(name="covered_toys", names=_COLOURED, seen=16, unseen=24, shifts=(("cover", 0.35),)),
     Task(
-        name="closeup_textures",
-        names=("texture", "colour"),
-        seen=24,
-        unseen=8,
-        shifts=(("zoom", 1.5),),
+        name="closeup_textures", names=("texture", "colour"), seen=24, unseen=8, shifts=(("zoom", 1.5),),
         template="a photo of a {} pattern.",
     ),
     Task(name="tiny_toys", names=_COLOURED, seen=28, unseen=12, shifts=(("shrink", 2.2),)),
     Task(
-        name="toybox_v2",
-        role="variant",
-        names=_TEXTURED,
-        seen=72,
+        name="toybox_v2", role="variant", names=_TEXTURED, seen=72,
         shifts=(("turn", 0.25), ("shrink", 1.2), ("noise", 0.05)),
     ),
     Task(name="toybox_sketch", role="variant", names=_TEXTURED, seen=72, shifts=(("sketch", 1.5),)),
     Task(name="toybox_a", role="variant", names=_TEXTURED, seen=72, shifts=(("camouflage", 0.4), ("clutter", 0.15))),
     Task(name="toybox_r", role="variant", names=_TEXTURED, seen=72, shifts=(("mosaic", 2), ("warm", 0.7))),
-)
+)  # fmt: skip
 _BY_NAME = {task.name: task for task in TASKS}
 
 ClassIds = dict[str, int]  # attribute -> id
@@ -127,10 +123,6 @@ def _classes(task: Task) -> list[ClassIds]:
     return chosen
 
 
-def _class_name(ids: ClassIds) -> str:
-    return " ".join(ATTRIBUTES[name][ids[name]] for name in _SPOKEN if name in ids)
-
-
 def _triples_of(ids: ClassIds) -> Tensor:
     """Combinations (M, 3) a class may be drawn as: those pre-training showed, unless the class itself is held out."""
     triples_M3, shown_M = combinations()
@@ -155,25 +147,21 @@ def _draw(task: Task, classes: Sequence[ClassIds], per_class: int, split: str, r
         return _picture(task, scenes[piece], Draws(seed ^ 2, piece.stop - piece.start, start=piece.start))
 
     pixels_NHWC = draw_in_chunks(draw, count, torch.device("cpu")).permute(0, 2, 3, 1).contiguous().numpy()
+    names = (" ".join(ATTRIBUTES[kind][ids[kind]] for kind in _SPOKEN if kind in ids) for ids in classes)
     return ImageSet(
-        images=list(pixels_NHWC),
-        labels=labels_N.tolist(),
-        class_names=tuple(_class_name(ids) for ids in classes),
-        template=task.template,
+        images=list(pixels_NHWC), labels=labels_N.tolist(), class_names=tuple(names), template=task.template,
         name=task.name,
-    )
+    )  # fmt: skip
 
 
 def _picture(task: Task, scenes: Scenes, draws: Draws) -> Tensor:
-    for name, strength in task.shifts:
-        if name in SCENE_SHIFTS:
-            scenes = SCENE_SHIFTS[name](scenes, draws, strength)
+    scenes = _shifted(scenes, SCENE_SHIFTS, task, draws)
     canvas = _shifted(background(scenes, SIZE), CANVAS_SHIFTS, task, draws)
     return quantise(_shifted(paint(canvas, scenes), PICTURE_SHIFTS, task, draws))
 
 
-def _shifted(image: Tensor, known: dict[str, PixelShift], task: Task, draws: Draws) -> Tensor:
+def _shifted(thing: T, known: Mapping[str, Callable[[T, Draws, float], T]], task: Task, draws: Draws) -> T:
     for name, strength in task.shifts:
         if name in known:
-            image = known[name](image, draws, strength)
-    return image
+            thing = known[name](thing, draws, strength)
+    return thing

@@ -24,19 +24,11 @@ SHAPES = (
     "frame", "flower", "gear", "dome", "bolt", "chevron", "house", "tree", "fish", "mushroom", "hourglass", "crown",
 )  # fmt: skip
 COLOURS = {
-    "red": (0.86, 0.10, 0.12),
-    "orange": (0.98, 0.52, 0.05),
-    "yellow": (0.98, 0.90, 0.12),
-    "lime": (0.55, 0.92, 0.15),
-    "green": (0.06, 0.48, 0.16),
-    "cyan": (0.10, 0.82, 0.88),
-    "blue": (0.10, 0.22, 0.88),
-    "purple": (0.48, 0.12, 0.66),
-    "pink": (0.98, 0.50, 0.76),
-    "brown": (0.44, 0.25, 0.10),
-    "white": (0.97, 0.97, 0.97),
-    "black": (0.04, 0.04, 0.04),
-}
+    "red": (0.86, 0.10, 0.12), "orange": (0.98, 0.52, 0.05), "yellow": (0.98, 0.90, 0.12),
+    "lime": (0.55, 0.92, 0.15), "green": (0.06, 0.48, 0.16), "cyan": (0.10, 0.82, 0.88),
+    "blue": (0.10, 0.22, 0.88), "purple": (0.48, 0.12, 0.66), "pink": (0.98, 0.50, 0.76),
+    "brown": (0.44, 0.25, 0.10), "white": (0.97, 0.97, 0.97), "black": (0.04, 0.04, 0.04),
+}  # fmt: skip
 TEXTURES = ("solid", "striped", "dotted", "checkered", "zigzag", "netted", "speckled", "faded")
 SIZES = {"small": (0.40, 0.52), "large": (0.64, 0.80)}  # range of the radius, in halves of the picture
 PLACES = {"middle": (0.0, 0.0), "left": (-1.0, 0.0), "right": (1.0, 0.0), "top": (0.0, -1.0), "bottom": (0.0, 1.0)}
@@ -156,12 +148,7 @@ def sample_scenes(
     room_B1 = (1.0 - radius_B).mul(0.8).unsqueeze(1)
     brightness_B1 = _table(GROUNDS, device)[ground_B].unsqueeze(1)
     return Scenes(
-        shape_B=shape_B,
-        colour_B=colour_B,
-        texture_B=texture_B,
-        size_B=size_B,
-        place_B=place_B,
-        ground_B=ground_B,
+        shape_B=shape_B, colour_B=colour_B, texture_B=texture_B, size_B=size_B, place_B=place_B, ground_B=ground_B,
         radius_B=radius_B,
         centre_BC=_table(PLACES, device)[place_B] * room_B1 + draws.uniform(-0.06, 0.06, 2),
         turn_B=draws.below(25) - 12,  # up to 17 degrees either way
@@ -172,7 +159,7 @@ def sample_scenes(
         slope_BC=draws.uniform(-0.06, 0.06, 2),
         fill_B=torch.ones(n, device=device),
         outline_B=torch.zeros(n, device=device),
-    )
+    )  # fmt: skip
 
 
 def _table(values: Mapping[str, tuple[float, ...] | float], device: torch.device | str) -> Tensor:
@@ -183,13 +170,9 @@ def _words_of(text: str) -> list[str]:
     return text.replace(".", " .").split()
 
 
-def _vocabulary() -> tuple[str, ...]:
-    attribute_words = itertools.chain.from_iterable(ATTRIBUTES.values())
-    other_words = (word for template in TEMPLATES for word in _words_of(template) if not word.startswith("{"))
-    return ("", *dict.fromkeys(itertools.chain(attribute_words, other_words)))
-
-
-WORDS = _vocabulary()  # id 0 is padding; attribute words follow in the order of ATTRIBUTES, then those of the templates
+_ATTRIBUTE_WORDS = itertools.chain.from_iterable(ATTRIBUTES.values())
+_OTHER_WORDS = (word for template in TEMPLATES for word in _words_of(template) if not word.startswith("{"))
+WORDS = ("", *dict.fromkeys([*_ATTRIBUTE_WORDS, *_OTHER_WORDS]))  # id 0 is padding
 
 
 @lru_cache(maxsize=1)
