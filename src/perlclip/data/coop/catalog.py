@@ -10,7 +10,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,9 @@ def load_shots(file: str | Path, root: str | Path) -> tuple[ImageSet, ImageSet]:
         raise PerlclipError(f"{file} is not as it was written: its contents do not have the sha256 that it states")
     entry = _entry(str(content.get("dataset")))
     class_names, (train, val) = labelled({part: content.get(part) for part in ("train", "val")}, file)
-    return _image_set(entry, class_names, _root(root), train), _image_set(entry, class_names, _root(root), val)
+    drawn = [_image_set(entry, class_names, _root(root), items) for items in (train, val)]
+    shots = int(content["shots"])
+    return replace(drawn[0], shots=shots), replace(drawn[1], shots=min(shots, 4)) if val else drawn[1]
 
 
 def _lines(value: Any) -> str:
