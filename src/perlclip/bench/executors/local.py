@@ -109,6 +109,7 @@ def _stop(slots: Sequence[_Slot], busy: dict[Future[Record], tuple[_Slot, Run, U
             slot.interrupt()
         wait(busy, timeout=STOP_SECONDS)
     finally:
+        # One that Ctrl-C met while a library's threads were loading weights may never end by itself.
         for slot in slots:
             slot.close(kill=True)
 
