@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import perlclip
 from perlclip.backbone import FrozenImages
 from perlclip.data import ImageSet
+from perlclip.data.loading import fixed_views
 from perlclip.inference.cache import EvalCache
+from perlclip.methods.seeding import Seeded
 
 THREADS = 8
 LISTS = (("cat", "striped horse"), ("red", "green grass", "blue"), ("ox", "a bird", "tree", "house"))
@@ -79,6 +82,45 @@ def test_eight_threads_share_a_backbone(backbone, one_thread_each):
                 else:
                     assert answers == serial[i][0]
                 torch.testing.assert_close(numbers, serial[i][1], rtol=0, atol=1e-6)
+
+
+def test_a_cache_that_grows_meanwhile_gives_every_image_once(backbone):
+    """Batches that another thread had kept since the first look at the cache were left out of their place."""
+    images, cache = pictures(0, 10, LISTS[0]), EvalCache().of("these")
+    first = cache.batches(images, backbone, 2)
+    found = [next(first).pixels]
+    others = cache.batches(images, backbone, 2)
+    for _ in range(3):
+        next(others)
+    found += [batch.pixels for batch in first]
+    alone = [batch.pixels for batch in EvalCache(limit=0).of("these").batches(images, backbone, 2)]
+    assert len(found) == 5
+    assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
+
+
+def test_random_numbers_of_threads_do_not_mix(backbone):
+    """Between seeding and drawing, another thread drew from the process's one generator, as every loader does."""
+
+    found = []
+
+    def drawn(between):
+        linear = nn.Linear(3, 4)
+        between()
+        return [linear.weight, linear.bias, torch.randn(5), torch.randperm(6), nn.init.kaiming_normal_(linear.weight)]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        alone = drawn(lambda: None)
+        torch.manual_seed(3)
+        expected = torch.rand(2)
+        torch.manual_seed(3)
+        with Seeded(7), ThreadPoolExecutor(1) as pool:
+            mixed = drawn(lambda: found.append(pool.submit(torch.rand, 1).result()))
+        perlclip.create_method("mmrl", backbone, seed=9)
+        list(fixed_views(pictures(0, 2, LISTS[0]), backbone.preprocess, 2, backbone.device))
+        found.append(torch.rand(1))
+    assert all(torch.equal(a, b) for a, b in zip(alone, mixed, strict=True))
+    assert torch.equal(torch.cat(found), expected)
 
 
 def test_a_foreign_training_step_makes_nobody_encode_again(backbone):

@@ -83,6 +83,7 @@ def _load(loaded: _Loaded, order: Order, device: torch.device, workers: int) -> 
         num_workers=min(workers, len(order)),
         pin_memory=device.type == "cuda",  # elsewhere it would open a CUDA context for nothing
         worker_init_fn=_ignore_interrupts,
+        generator=torch.Generator(),  # it draws a number when it starts: not one of the process's own
     )
     try:
         yield from _on_device(loader, device)

@@ -7,6 +7,7 @@ first is kept until `forget`, because tests go round and round over the same set
 
 from collections.abc import Hashable, Iterator
 from copy import copy
+from threading import Lock
 
 from torch import Tensor
 
@@ -26,6 +27,7 @@ class EvalCache:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
+        self.lock = Lock()  # for what changes it, never while something is computed
         self.forget()
 
     def forget(self) -> None:
@@ -50,10 +52,12 @@ class EvalCache:
 
     def class_state(self, key: Hashable, method: Method, classes: Classes) -> ClassState:
         """The frozen part of a class list, which does not depend on what was trained, shared by all seeds."""
-        state = self._states.pop(key, None) or method.class_state(classes)
-        self._states[key] = state  # now the last one used
-        if len(self._states) > STATES:
-            del self._states[next(iter(self._states))]
+        state = self._states.get(key) or method.class_state(classes)
+        with self.lock:
+            self._states.pop(key, None)
+            self._states[key] = state  # now the last one used
+            if len(self._states) > STATES:
+                del self._states[next(iter(self._states))]
         return state
 
 
@@ -74,7 +78,8 @@ class SetCache:
         self, test_set: ImageSet, backbone: Backbone, batch_size: int, workers: int = 0
     ) -> Iterator[FrozenImages]:
         """Every image once, in order; only those that were not kept are loaded, and what is new is kept in the end."""
-        known = self.cache.batches((_key(backbone), self.images, batch_size))
+        shared = self.cache.batches((_key(backbone), self.images, batch_size))
+        known = dict(shared)  # other threads add to it meanwhile; what is not in it now is loaded
         starts = range(0, len(test_set), max(1, batch_size))
         order = range(len(test_set))
         wanted = test_set.select(i for start in starts if start not in known for i in order[start : start + batch_size])
@@ -85,7 +90,8 @@ class SetCache:
             if kept is not None:
                 batch.known, batch.pooled_BD = dict(kept.known), kept.pooled_BD
             yield batch
-            self._keep(known, start, batch)
+            with self.cache.lock:
+                self._keep(shared, start, batch)
 
     def _keep(self, known: dict[int, FrozenImages], start: int, batch: FrozenImages) -> None:
         """Of a batch that was looked at, what there is room for: without its pixels, nothing."""

@@ -15,12 +15,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from perlclip.backbone import Backbone
 from perlclip.errors import PerlclipError, first_line, unknown_name
 from perlclip.methods.base import Method
 from perlclip.methods.recipe import Recipe, Rule, apply_rules
+from perlclip.methods.seeding import Seeded
 
 GROUP = "perlclip.methods"
 _REGISTRY: dict[str, type[Method]] = {}
@@ -138,8 +137,7 @@ def create_method(
         raise PerlclipError(f"dataset={dataset!r} goes with a recipe, whose settings for that set are taken")
     wanted = find_recipe(name, recipe, backbone.name, dataset)[1] if recipe else {}
     config = cls.config_class.checked(name, wanted | settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with Seeded(seed):
         method = cls(backbone, config)
     method.made_for = (recipe, dataset)
     return method.to(backbone.device)
