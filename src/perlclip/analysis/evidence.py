@@ -1,4 +1,4 @@
-"""Evidence maps: what each image patch contributes to a class logit at each step.
+"""Evidence maps: what each image patch contributes to the logit with which a class is answered after each step.
 
 gradient    gradient x activation at the split layer: the row S_n of the frozen sequence at depth J, times the logit's
             gradient there, summed over channels. Thoughts are functions of S, so what a patch does through them counts.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from perlclip.analysis.trajectories import logit_steps, require_perl, text_steps
+from perlclip.analysis.trajectories import log_norms, logit_steps, require_perl, text_steps
 from perlclip.errors import unknown_name
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
@@ -55,14 +55,16 @@ def gradient_maps(method: Perl, pixels: Tensor, classes_BM: Tensor, state: Class
 def occlusion_maps(method: Perl, pixels: Tensor, classes_BM: Tensor, state: ClassState) -> Evidence:
     """How much a class logit falls without a patch; grey is the mean pixel, 0 after normalisation."""
     t_KCE = text_steps(method, state)
-    logits_KBM = _of_classes(logit_steps(method, pixels, t_KCE), classes_BM)
+    v_KBE = method.encode_image_steps(pixels)
+    norms_KB1 = log_norms(method, v_KBE, t_KCE)
+    logits_KBM = _of_classes(method.read_out(v_KBE, t_KCE, norms_KB1), classes_BM)
     P = method.backbone.vision.patches
     drops = []
     for image, (pixels_3HW, classes_M) in enumerate(zip(pixels, classes_BM, strict=True)):
         hidden = []
         for start in range(0, P, OCCLUDED_AT_ONCE):
             covered = _covered(pixels_3HW, range(start, min(start + OCCLUDED_AT_ONCE, P)), round(P**0.5))
-            hidden.append(logit_steps(method, covered, t_KCE)[..., classes_M])
+            hidden.append(logit_steps(method, covered, t_KCE, norms_KB1[:, image, None])[..., classes_M])
         drops.append(logits_KBM[:, image, :, None] - torch.cat(hidden, 1).transpose(1, 2))
     return Evidence(_square(torch.stack(drops, 1)).cpu(), None, logits_KBM.cpu())
 

@@ -81,9 +81,20 @@ def text_steps(method: Perl, state: ClassState) -> Tensor:
         return method.class_embedding_steps(state)
 
 
-def logit_steps(method: Perl, images: Images, t_KCE: Tensor) -> Tensor:
-    """What is answered after every step, (K+1, B, C), with a graph if the pixels want one."""
-    return method.read_out(method.encode_image_steps(images), t_KCE)
+def logit_steps(method: Perl, images: Images, t_KCE: Tensor, norms_KB1: Tensor | None = None) -> Tensor:
+    """What is answered after every step, (K+1, B, C), with a graph if the pixels want one.
+
+    What all classes share, the norms of a readout's probabilities, has no part in the graph, and may be another
+    image's: nothing would speak for a class of which the method is sure.
+    """
+    v_KBE = method.encode_image_steps(images)
+    return method.read_out(v_KBE, t_KCE, log_norms(method, v_KBE, t_KCE) if norms_KB1 is None else norms_KB1)
+
+
+@torch.no_grad()
+def log_norms(method: Perl, v_KBE: Tensor, t_KCE: Tensor) -> Tensor:
+    """Logarithms of the softmax's sums at each step, (K+1, B, 1)."""
+    return method.similarity_steps(v_KBE, t_KCE).logsumexp(-1, keepdim=True)
 
 
 def measure(method: Method, pixels: Tensor, labels_B: Tensor, state: ClassState) -> Trajectories:
