@@ -40,7 +40,7 @@ With your own images, one folder per class:
 
 def run_demo(
     tasks: Sequence[str], out: Path, *, seeds: Sequence[int] = (1,), modalities: Sequence[str] = ("both",),
-    recipe: str = "extended",
+    recipe: str = "strong",
 ) -> None:  # fmt: skip
     """Do what is not done yet, then print the table and draw the figure. Zero-shot CLIP is step 0 of PERL."""
     runs = []

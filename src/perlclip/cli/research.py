@@ -218,7 +218,7 @@ def _write_report(runs: Sequence[Path], out: Path, analysis: Sequence[Path] = ()
 @click.option("--task", "tasks", multiple=True, help="A toybox set to run; may be given several times.")
 @click.option("--seed", "seeds", multiple=True, type=SEED, default=[1], help="May be repeated.")
 @click.option("--modalities", multiple=True, type=click.Choice(["both", "vision", "text"]), default=["both"])
-@click.option("--recipe", default="extended", help="fast (the paper's) or extended.")
+@click.option("--recipe", default="strong", help="fast (the paper's) or strong.")
 @click.option("--out", type=FOLDER, default=Path("perlclip-demo"), help="Folder for runs and figure.")
 def demo(
     full: bool, tasks: tuple[str, ...], seeds: tuple[int, ...], modalities: tuple[str, ...], recipe: str, out: Path

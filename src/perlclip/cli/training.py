@@ -21,7 +21,7 @@ CHECKPOINT = "checkpoint.safetensors"
 @click.option("--backbone", default=BACKBONE, help="Hub name, Hugging Face folder, or 'tiny'.")
 @click.option("--method", default="perl", help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
-@click.option("--recipe", help="fast (one epoch), original (the authors' own), extended (PERL's default).")
+@click.option("--recipe", help="fast (one epoch), original (the authors' own), strong (PERL's default).")
 @click.option("--epochs", type=POSITIVE, help="Instead of the recipe's.")
 @click.option("--lr", type=float, help="Instead of the recipe's.")
 @click.option("--batch-size", type=POSITIVE, help="Instead of the recipe's.")

@@ -79,6 +79,7 @@ class Method(nn.Module):
     rules: ClassVar[tuple[Rule, ...]]
     config_class: ClassVar[type[Config]] = Config
     made_for: tuple[str, str] = ("", "")  # the recipe and the data set whose settings it has
+    given: frozenset[str] = frozenset()  # settings that its maker chose, which no recipe changes
 
     def __init__(self, backbone: Backbone, config: Config) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Training settings as data: optimiser, rate, epochs, batch, crop; each method's file has its own recipes.
 
 Names: `fast`, one epoch; `original`, the authors' base-to-novel runs; `original-cross`, theirs on all classes of the
-source, for transfer; `original-few-shot`, theirs on all classes of a target, 16 shots; and for PERL our `extended`.
+source, for transfer; `original-few-shot`, theirs on all classes of a target, 16 shots; and
+for PERL our `strong`, with `extended`, which was the default before it.
 """
 
 import math

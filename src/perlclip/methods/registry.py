@@ -107,9 +107,9 @@ def method_class(name: str) -> type[Method]:
 
 
 def default_recipe(method: str) -> str:
-    """What `fit` uses: our `extended` for PERL, the authors' own for the others."""
+    """What `fit` uses: our `strong` for PERL, the authors' own for the others."""
     known = method_class(method).recipes
-    return next((name for name in ("extended", "original") if name in known), next(iter(known), ""))
+    return next((name for name in ("strong", "original") if name in known), next(iter(known), ""))
 
 
 def find_recipe(method: str, name: str, backbone: str = "", dataset: str = "") -> tuple[Recipe, dict[str, Any]]:
@@ -139,5 +139,5 @@ def create_method(
     config = cls.config_class.checked(name, wanted | settings)
     with Seeded(seed):
         method = cls(backbone, config)
-    method.made_for = (recipe, dataset)
+    method.made_for, method.given = (recipe, dataset), frozenset(settings)
     return method.to(backbone.device)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.text.templates import check_template
@@ -21,7 +21,12 @@ def later(default: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A method's settings; subclasses add annotated fields with defaults and check them further in `__post_init__`."""
+    """A method's settings; subclasses add annotated fields with defaults and check them further in `__post_init__`.
+
+    `adjustable` are those that no parameter depends on, so that a recipe may set them on a method that exists already.
+    """
+
+    adjustable: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         for name, kinds in setting_types(type(self)).items():

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,8 @@ def fit(
     """Train a method's own parameters on labelled images.
 
     A recipe is `fast` (one epoch), `original` (the authors' own, if need be for one `dataset` of CoOp's fifteen),
-    `extended` (PERL's default, ours), or one of your own; the default is the one the method was created for, or else
-    `extended` or `original`. A recipe whose settings the method does not have is refused. PERL's thresholds for
+    `strong` (PERL's default, ours), or one of your own; the default is the one the method was created for, or else
+    `strong` or `original`. A recipe whose settings the method does not have is refused. PERL's thresholds for
     adaptive thinking are set at the end, unless `thresholds=False`.
 
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not. A backbone in float16 trains
@@ -312,7 +312,11 @@ class _Run:
 
 
 def _resolve(method: Method, recipe: str | Recipe | None, dataset: str) -> tuple[str, Recipe]:
-    """The recipe and its name; a method without the settings that it wants is refused."""
+    """The recipe and its name.
+
+    Settings that it wants and that no parameter depends on are made, unless the method's maker chose others; a method
+    that lacks another one is refused.
+    """
     if not method.num_trainable:
         raise PerlclipError(f"method {method.name!r} has nothing to train")
     if isinstance(recipe, Recipe):
@@ -323,6 +327,9 @@ def _resolve(method: Method, recipe: str | Recipe | None, dataset: str) -> tuple
         made = find_recipe(method.name, method.made_for[0], method.backbone.name, method.made_for[1])[1]
         wanted = {key: getattr(method.config_class(), key) for key in made} | wanted
     lacking = {key: value for key, value in wanted.items() if getattr(method.config, key) != value}
+    free = method.config.adjustable & lacking.keys()
+    method.config = replace(method.config, **{key: lacking[key] for key in free - method.given})
+    lacking = {key: value for key, value in lacking.items() if key not in free}
     if lacking and method.made_for != (name, dataset):
         settings = ", ".join(f"{key}={value!r}" for key, value in lacking.items())
         how = f"recipe={name!r}" + (f", dataset={dataset!r}" if dataset else "")
