@@ -112,6 +112,27 @@ def test_variants_stop_as_foretold(backbone, settings):
     torch.testing.assert_close(found.logits_BC, logits_KBC[steps_B, torch.arange(12)], **CLOSE)
 
 
+@pytest.mark.parametrize("modalities", ["both", "vision", "text"])
+@pytest.mark.parametrize("readout", ["last", "mean", "logits", "embeddings"])
+def test_every_readout_stops_as_foretold_and_ends_at_the_logits(backbone, readout, modalities):
+    method = loud(perlclip.create_method("perl", backbone, readout=readout, modalities=modalities))
+    pixels, state, most = random_pixels(backbone, 24), method.class_state(PROMPTS), method.image_steps
+    with torch.no_grad():
+        logits_KBC, logits_BC = image_trajectory(method, pixels, state), method.logits(pixels, state)
+        steps_KBC = method.trajectory(pixels, state)
+    torch.testing.assert_close(answer(method, pixels, state, steps=most).logits_BC, logits_BC, **CLOSE)
+    if not most:
+        return
+    if readout != "last":
+        torch.testing.assert_close(logits_KBC, steps_KBC, **CLOSE)
+        torch.testing.assert_close(answer(method, pixels, state, steps=2).logits_BC, steps_KBC[2], **CLOSE)
+    policy = Policy(settled(logits_KBC[0]).median().item(), settled(logits_KBC[1], logits_KBC[0]).median().item())
+    steps_B = simulate(policy, logits_KBC)
+    found = answer(method, pixels, state, policy=policy)
+    assert len(set(steps_B.tolist())) > 1 and torch.equal(found.steps_B, steps_B)
+    torch.testing.assert_close(found.logits_BC, logits_KBC[steps_B, torch.arange(24)], **CLOSE)
+
+
 def test_images_that_are_done_leave_the_batch(method, pixels, state, mixed, logits_KBC, monkeypatch):
     rows, pool = [], perlclip.backbone.Refinement.pool
 

@@ -82,9 +82,8 @@ def text_steps(method: Perl, state: ClassState) -> Tensor:
 
 
 def logit_steps(method: Perl, images: Images, t_KCE: Tensor) -> Tensor:
-    """Scaled cosines of every step, (K+1, B, C), with a graph if the pixels want one."""
-    pairs = zip(method.encode_image_steps(images), t_KCE, strict=True)
-    return torch.stack([method.similarity(v_BE, t_CE) for v_BE, t_CE in pairs])
+    """What is answered after every step, (K+1, B, C), with a graph if the pixels want one."""
+    return method.read_out(method.encode_image_steps(images), t_KCE)
 
 
 def measure(method: Method, pixels: Tensor, labels_B: Tensor, state: ClassState) -> Trajectories:

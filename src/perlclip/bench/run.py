@@ -109,7 +109,7 @@ def plan(run: Run) -> dict[str, Any]:
     """Recipe and settings in full: what the run would be done with now, as far as that needs no weights and no data."""
     recipe, settings = _recipe(run)
     config = method_class(run.method).config_class(**settings)
-    return as_json({"recipe": asdict(recipe) if recipe else None, "config": asdict(config)})
+    return as_json({"recipe": asdict(recipe) if recipe else None, "config": config.as_dict()})
 
 
 def resolve(run: Run, workspace: Workspace) -> dict[str, Any]:

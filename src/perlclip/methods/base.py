@@ -12,7 +12,7 @@ Shapes: B images, C classes, E shared embedding width; K stands for the steps 0.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, ClassVar, Self
 from weakref import finalize, ref
@@ -139,9 +139,9 @@ class Method(nn.Module):
         """The training objective; cross-entropy unless the method says otherwise."""
         return F.cross_entropy(self.logits(images, state), labels)
 
-    def classify(self, v_BE: Tensor, t_CE: Tensor, labels: Tensor) -> Tensor:
-        """CE(tau v Tᵀ, y), the part that all losses have in common."""
-        return F.cross_entropy(self.similarity(v_BE, t_CE), labels)
+    def classify(self, v_BE: Tensor, t_CE: Tensor, labels: Tensor, scale: float = 1.0) -> Tensor:
+        """CE(tau v Tᵀ, y), the part that all losses have in common; `scale` is a share of tau."""
+        return F.cross_entropy(scale * self.similarity(v_BE, t_CE), labels)
 
     def frozen(self, images: Images) -> FrozenImages:
         """What the frozen image tower makes of them."""
@@ -207,4 +207,4 @@ def cosine_distance(a_BE: Tensor, b_BE: Tensor) -> Tensor:
 
 def config_dict(method: Method) -> dict[str, Any]:
     """A method's settings as plain data."""
-    return asdict(method.config)
+    return method.config.as_dict()

@@ -7,7 +7,8 @@ Each tower is split at depth J into a base B (blocks 1..J) and a refinement R (b
     hk = Pool(R(z1 ‖ … ‖ zk ‖ S))              refinement step k = 1..K           `Thinking.step`
     L  = CE(tau vK TKᵀ, y) + lambda (1 - cos(v0, vK))                              `Perl.loss`
 
-phi is the only trained part: one per tower, shared by all steps, 5 d + 1 parameters at rank 1, 6,402 on ViT-B/16.
+phi is the only trained part: one per tower, shared by all steps, 5 d + 1 parameters at rank 1, 6,402 on ViT-B/16. The
+answer is step K's, tau vK TKᵀ, or another readout of the steps 0..K (`READOUTS`), which needs no other training.
 
 Variants (the paper's table of reasoning-loop configurations): `early` and `deep` move the thoughts, the others add
 specific projectors, whose output is added to the shared one's. With several depths, thoughts enter at the first and
@@ -28,10 +29,11 @@ lengths are padded to the longest of a few groups, not to the longest of all.
 Shapes: B images or classes, N tokens, k thoughts, D tower width, E shared width, K steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from itertools import accumulate
+from math import inf, log
 from typing import cast
 
 import torch
@@ -44,7 +46,7 @@ from perlclip.methods.base import ClassState, Method, cosine_distance
 from perlclip.methods.parts import require_start
 from perlclip.methods.recipe import Recipe, Rule
 from perlclip.methods.registry import register
-from perlclip.methods.settings import Config
+from perlclip.methods.settings import Config, later
 from perlclip.text.classes import Classes
 
 MODALITIES = {"both": ("vision", "text"), "vision": ("vision",), "text": ("text",)}
@@ -81,6 +83,42 @@ VARIANTS = {
 }
 
 
+def _unchanged(x_KXY: Tensor) -> Tensor:
+    return x_KXY
+
+
+def _mean_of_probabilities(logits_KBC: Tensor) -> Tensor:
+    """As logits, thus their logarithm: the softmax gives the probabilities back."""
+    sums = accumulate(logits_KBC.log_softmax(-1), torch.logaddexp)
+    return torch.stack([sum_BC - log(k) for k, sum_BC in enumerate(sums, 1)])
+
+
+def _mean_of_logits(logits_KBC: Tensor) -> Tensor:
+    return torch.stack([sum_BC / k for k, sum_BC in enumerate(accumulate(logits_KBC), 1)])
+
+
+def _mean_of_embeddings(x_KXE: Tensor) -> Tensor:
+    """Of unit length again, so that their number does not matter."""
+    return F.normalize(torch.stack(list(accumulate(x_KXE))), dim=-1)
+
+
+@dataclass(frozen=True)
+class Readout:
+    """How the answers of steps 0..k become one, for every k: on both sides' embeddings, or on the logits."""
+
+    embeddings: Callable[[Tensor], Tensor] = _unchanged  # (K+1, X, E) to the same
+    logits: Callable[[Tensor], Tensor] = _unchanged  # (K+1, B, C) to the same
+    looks_back: bool = True  # whether steps before k count
+
+
+READOUTS = {
+    "last": Readout(looks_back=False),  # the paper: step k alone
+    "mean": Readout(logits=_mean_of_probabilities),
+    "logits": Readout(logits=_mean_of_logits),
+    "embeddings": Readout(embeddings=_mean_of_embeddings),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PerlConfig(Config):
     """PERL's settings, with the paper's values."""
@@ -92,15 +130,20 @@ class PerlConfig(Config):
     modalities: str = "both"  # which towers think: both, vision, text
     variant: str = "shared"  # see the table above
     init: str = "normal"  # weights N(0, 0.02), biases 0; "torch": PyTorch's default; "zero": up-projection 0
+    readout: str = later("last")  # of the steps 0..K: last, or the mean of the probabilities, logits or embeddings
+    loss_scale: float = later(1.0)  # share of CLIP's logit scale in the cross-entropy; answers have all of it
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, known in (("modalities", MODALITIES), ("variant", VARIANTS), ("init", INITS)):
-            if getattr(self, key) not in known:
-                raise unknown_name(f"value of {key}", str(getattr(self, key)), known)
+        known: dict[str, Collection[str]] = {
+            "modalities": MODALITIES, "variant": VARIANTS, "init": INITS, "readout": READOUTS,
+        }  # fmt: skip
+        for key, names in known.items():
+            if getattr(self, key) not in names:
+                raise unknown_name(f"value of {key}", str(getattr(self, key)), names)
         if self.depth is None:
             object.__setattr__(self, "depth", VARIANTS[self.variant].depth)
-        self.require(rank=(1, inf), steps=(0, inf), anchor=(0.0, inf))
+        self.require(rank=(1, inf), steps=(0, inf), anchor=(0.0, inf), loss_scale=(0.001, inf))
         if min(self.depths) < 0 or list(self.depths) != sorted(set(self.depths)):
             raise PerlclipError(f"depth must be 0 or more, several depths rising, got {self.depth}")
 
@@ -236,18 +279,40 @@ class Perl(Method):
         return self.backbone.vision.project(self._image_states(images)[-1])
 
     def loss(self, images: Images, labels: Tensor, state: ClassState) -> Tensor:
-        """Cross-entropy of the refined pair plus lambda times the cosine distance to the zero-shot image (Eq. 4)."""
+        """Cross-entropy of step K plus lambda times the cosine distance to the zero-shot image (Eq. 4)."""
         with self.backbone.beside() as beside:
             h = self._image_states(images)
             v0_BE, vK_BE = self.backbone.vision.project(h[0]), self.backbone.vision.project(h[-1])
         t_CE = self.class_embeddings(state)
         beside.join()
-        return self.classify(vK_BE, t_CE, labels) + self.config.anchor * cosine_distance(v0_BE, vK_BE)
+        classification = self.classify(vK_BE, t_CE, labels, self.config.loss_scale)
+        return classification + self.config.anchor * cosine_distance(v0_BE, vK_BE)
+
+    @property
+    def readout(self) -> Readout:
+        """How the steps become an answer."""
+        return READOUTS[self.config.readout]
+
+    def logits(self, images: Images, state: ClassState) -> Tensor:
+        """The answer: the readout of steps 0..K, (B, C)."""
+        return self.trajectory(images, state)[-1] if self.readout.looks_back else super().logits(images, state)
 
     def trajectory(self, images: Images, state: ClassState) -> Tensor:
-        """Logits of every step, both towers taken at step k: (K+1, B, C). A tower that does not think stays at 0."""
+        """What would be answered after each step k, the readout of steps 0..k: (K+1, B, C)."""
         t_KCE = self.class_embedding_steps(state)
-        v_KBE = self.encode_image_steps(images)
+        return self.read_out(self.encode_image_steps(images), t_KCE)
+
+    def step_logits(self, images: Images, state: ClassState) -> Tensor:
+        """Logits of every step alone, whatever the readout: (K+1, B, C). A tower that does not think stays at 0."""
+        t_KCE = self.class_embedding_steps(state)
+        return self._pairs(self.encode_image_steps(images), t_KCE)
+
+    def read_out(self, v_KBE: Tensor, t_KCE: Tensor) -> Tensor:
+        """The readout of steps 0..k for each k, both towers taken at the same step: (K+1, B, C)."""
+        readout = self.readout
+        return readout.logits(self._pairs(readout.embeddings(v_KBE), readout.embeddings(t_KCE)))
+
+    def _pairs(self, v_KBE: Tensor, t_KCE: Tensor) -> Tensor:
         return torch.stack([self.similarity(v_BE, t_CE) for v_BE, t_CE in zip(v_KBE, t_KCE, strict=True)])
 
     def encode_text_steps(self, state: ClassState) -> Tensor:

@@ -1,6 +1,6 @@
 """A method's settings as a checked dataclass, and how they are read from words."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -9,6 +9,14 @@ from perlclip.text.templates import check_template
 
 # Sentences among the settings, wherever a method has one by that name; "" stands for the data set's own.
 TEMPLATES = ("template", "reference", "tail")
+
+
+def later(default: Any) -> Any:
+    """A setting that version 0.1.0 did not have, and that by default changes nothing.
+
+    Files have it only where it is not the default: what was saved before it existed is then the same as what is now.
+    """
+    return field(default=default, metadata={"later": True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +41,11 @@ class Config:
             if not low <= value <= high or value == float("inf"):
                 bound = f"at least {low} and finite" if high == float("inf") else f"in {low}..{high}"
                 raise PerlclipError(f"{name} must be {bound}, got {value}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data, for files."""
+        late = {f.name: f.default for f in fields(self) if f.metadata.get("later")}
+        return {key: value for key, value in asdict(self).items() if key not in late or value != late[key]}
 
     @classmethod
     def checked(cls, method: str, settings: dict[str, Any]) -> "Config":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.reference.base import Plain, insert, read, replace
+from perlclip.reference.base import Plain, insert, read, replace, unit
 
 
 class PlainPerl(Plain):
@@ -58,15 +58,34 @@ class PlainPerl(Plain):
         return self.project("vision", self.image_states(pixels)[-1])
 
     def trajectory(self, pixels: Tensor, names: list[str], template: str) -> Tensor:
-        """(K+1, B, C) logits, both towers taken at the same step."""
-        steps = zip(self.image_states(pixels), self.text_states(names, template), strict=True)
-        return torch.stack([self.similarity(self.project("vision", v), self.project("text", t)) for v, t in steps])
+        """(K+1, B, C) logits of the answer after each step k, both towers taken at the same step."""
+        v = [self.project("vision", h) for h in self.image_states(pixels)]
+        t = [self.project("text", h) for h in self.text_states(names, template)]
+        return torch.stack([self.read_out(v[: k + 1], t[: k + 1]) for k in range(len(v))])
+
+    def read_out(self, v: list[Tensor], t: list[Tensor]) -> Tensor:
+        """(B, C) logits of steps 0..k as one: step k's in the paper, or a mean over the steps."""
+        l_KBC = torch.stack([self.similarity(v_BE, t_CE) for v_BE, t_CE in zip(v, t, strict=True)])
+        if self.config.readout == "mean":
+            return l_KBC.softmax(-1).mean(0).log()
+        if self.config.readout == "logits":
+            return l_KBC.mean(0)
+        if self.config.readout == "embeddings":
+            return self.similarity(unit(torch.stack(v).mean(0)), unit(torch.stack(t).mean(0)))
+        return l_KBC[-1]
+
+    def logits(self, pixels: Tensor, names: list[str], template: str, novel: bool = False) -> Tensor:
+        """(B, C), the answer after step K."""
+        if self.config.readout == "last":
+            return super().logits(pixels, names, template, novel)
+        return self.trajectory(pixels, names, template)[-1]
 
     def loss(self, pixels: Tensor, labels: Tensor, names: list[str], template: str) -> Tensor:
         """Eq. 4."""
         h = self.image_states(pixels)
         v0_BE, vK_BE = self.project("vision", h[0]), self.project("vision", h[-1])
-        classification = F.cross_entropy(self.similarity(vK_BE, self.text(names, template)), labels)
+        logits_BC = self.similarity(vK_BE, self.text(names, template))
+        classification = F.cross_entropy(float(self.config.loss_scale) * logits_BC, labels)
         anchor = 1 - F.cosine_similarity(v0_BE, vK_BE).mean()
         return classification + float(self.config.anchor) * anchor
 

@@ -1,7 +1,8 @@
 """Adaptive thinking: each image takes as many refinement steps as it needs, and then leaves the batch.
 
-The classes, which cost nothing per image, always think all K steps; it is the image that may answer early, with v_k.
-With its logits l_k against T_K, a its best class and j another, two numbers say how settled it is:
+The classes, which cost nothing per image, always think all K steps; it is the image that may answer early, with v_k
+against T_K. Where the readout looks back on the steps before, they answer as one, and v_k meets T_k as in training.
+With l_k the logits answered after step k, a its best class and j another, two numbers say how settled an image is:
 
     lead_k(j)    = l_k[a] - l_k[j]            log-odds of a against j: confidence
     closing_k(j) = lead_(k-1)(j) - lead_k(j)  how far j came nearer in the last step: change
@@ -78,14 +79,23 @@ def simulate(policy: Policy, logits_KBC: Tensor) -> Tensor:
 
 
 def image_trajectory(method: Perl, images: Images, state: ClassState) -> Tensor:
-    """Logits of the images' every step against the classes' last: (K+1, B, C)."""
-    t_CE = method.class_embeddings(state)
-    return torch.stack([method.similarity(v_BE, t_CE) for v_BE in method.encode_image_steps(images)])
+    """What is answered if the images stop after each step: (K+1, B, C)."""
+    t_KCE, v = method.class_embedding_steps(state), list(method.encode_image_steps(images))
+    return torch.stack([answered(method, v[: k + 1], t_KCE) for k in range(len(v))])
+
+
+def answered(method: Perl, v: Sequence[Tensor], t_KCE: Tensor) -> Tensor:
+    """The logits of images with these embeddings of the steps 0..k that they took: (B, C)."""
+    if not method.readout.looks_back:
+        return method.similarity(v[-1], t_KCE[-1])
+    steps = len(v) if method.image_steps else len(t_KCE)  # where only texts think, images stay at step 0
+    v_KBE = torch.stack([v[min(k, len(v) - 1)] for k in range(steps)])
+    return method.read_out(v_KBE, t_KCE[:steps])[-1]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The logits of each image's last step, and how many refinement steps it took."""
+    """The logits of each image after its last step, and how many refinement steps it took."""
 
     logits_BC: Tensor
     steps_B: Tensor
@@ -106,11 +116,12 @@ class Plan:
     def answer(self, images: Images, state: ClassState) -> Answer:
         """Answer a batch of images; what is done is no part of the next step."""
         method = self.method
-        t_CE = method.class_embeddings(state)
+        t_KCE = method.class_embedding_steps(state)
         for limit in self.limits:
             limit.begin(len(images))
         thinking, project = method.begin(images), method.backbone.vision.project
-        logits_BC = method.similarity(project(thinking.h_BD), t_CE)
+        v = [project(thinking.h_BD)]  # of each step, of the images that still think
+        logits_BC = answered(method, v, t_KCE)
         place_b = torch.arange(len(images), device=images.device)
         steps_B = torch.zeros_like(place_b)
         now_bC, before_bC = logits_BC.clone(), None
@@ -128,8 +139,10 @@ class Plan:
                 going_b = going_b[settled_b[going_b].argsort(stable=True)[:allowed]]
             if len(going_b) < len(now_bC):
                 thinking, place_b, now_bC = thinking.of(going_b), place_b[going_b], now_bC[going_b]
+                v = [v_bE[going_b] for v_bE in v]
             thinking = thinking.step()
-            before_bC, now_bC = now_bC, method.similarity(project(thinking.h_BD), t_CE)
+            v.append(project(thinking.h_BD))
+            before_bC, now_bC = now_bC, answered(method, v, t_KCE)
             logits_BC[place_b], steps_B[place_b] = now_bC, k + 1
         return Answer(logits_BC, steps_B)
 
