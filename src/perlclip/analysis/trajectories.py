@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perlclip.backbone import Images
 from perlclip.errors import PerlclipError
+from perlclip.heads.answering import Answering
+from perlclip.heads.head import Head
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
 
@@ -75,26 +76,16 @@ def require_perl(method: Method) -> Perl:
     return method
 
 
-def text_steps(method: Perl, state: ClassState) -> Tensor:
-    """T^(0), …, T^(K) without a graph, (K+1, C, E); encoded once for all batches."""
-    with torch.no_grad():
-        return method.class_embedding_steps(state)
-
-
-def logit_steps(method: Perl, images: Images, t_KCE: Tensor) -> Tensor:
-    """What is answered after every step, (K+1, B, C), with a graph if the pixels want one."""
-    return method.read_out(method.encode_image_steps(images), t_KCE)
-
-
-def measure(method: Method, pixels: Tensor, labels_B: Tensor, state: ClassState) -> Trajectories:
+def measure(
+    method: Method, pixels: Tensor, labels_B: Tensor, state: ClassState, head: Head | None = None
+) -> Trajectories:
     """All quantities of a batch of normalised pixels, (B, 3, H, W), on the CPU."""
-    method = require_perl(method)
-    t_KCE = text_steps(method, state)
+    answering = Answering(require_perl(method), state, head)
     pixels = pixels.detach().requires_grad_()
     labels_B = labels_B.to(pixels.device)
     images = torch.arange(len(pixels), device=pixels.device)
     with torch.enable_grad():
-        logits_KBC = logit_steps(method, pixels, t_KCE)
+        logits_KBC = answering.look(pixels)
         jacobian_KB = _gradient_norms(logits_KBC[:, images, labels_B], pixels)
     if not torch.isfinite(logits_KBC).all():
         raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from perlclip import PerlclipError
-from perlclip.heads.ridge import Ridge
+from perlclip.heads.regression import Ridge
 
 STRENGTHS = (0.01, 0.3, 5.0)
 

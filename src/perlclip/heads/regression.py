@@ -61,7 +61,7 @@ class Ridge:
         """Scores of each sample from a fit without its group, (L, N, C)."""
         order_N = groups_N.cpu().argsort(stable=True)
         sizes = torch.unique_consecutive(groups_N.cpu()[order_N], return_counts=True)[1]
-        members = order_N.split(sizes.tolist())
+        members = torch.split(order_N, sizes.tolist())
         projected_RC = self.u_NR.T @ self.y_NC
         scores_LNC = torch.empty(len(strengths), *self.y_NC.shape, dtype=torch.float64)
         for size in sizes.unique().tolist():
