@@ -24,15 +24,14 @@ from perlclip.analysis.trajectories import (
     Trajectories,
     curves,
     expected_calibration_error,
-    logit_steps,
     measure,
-    text_steps,
 )
 from perlclip.backbone.tower import Rows
 from perlclip.bench.store import Run, Store, complete_record
 from perlclip.data.toybox import render, sample_scenes
 from perlclip.data.toybox.render import paint
 from perlclip.data.toybox.world import SHAPES
+from perlclip.heads.answering import Answering
 from perlclip.text.classes import Classes
 from scripts.evidence_on_object import share_inside
 from tests.cli.test_cli import run
@@ -218,7 +217,7 @@ def test_maps_say_what_scaling_a_patch_changes(backbone, config):
 
             hook = module.register_forward_hook(scaled)
             with torch.no_grad():
-                logits = logit_steps(method, pixels, text_steps(method, state))
+                logits = Answering(method, state).look(pixels)
             hook.remove()
             ends.append(logits.gather(-1, classes.expand(4, -1, -1)))
         slope = (ends[1] - ends[0]) / 0.02
