@@ -241,7 +241,7 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
         method = create_method(run.method, backbone, seed=run.seed, **settings)
         try:
             result = fit(
-                method, images, recipe=recipe, seed=run.seed, thresholds=False, checkpoint=checkpoint,
+                method, images, recipe=recipe, seed=run.seed, thresholds=False, head=False, checkpoint=checkpoint,
                 resume=True, workers=workspace.workers, progress=False,
             )  # fmt: skip
             return Trained(method=method, fit=result.settings, seconds=result.seconds, shots=shots, images=images)

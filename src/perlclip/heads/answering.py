@@ -79,8 +79,8 @@ class Answering:
                 return logits
             scores = head.scale * (features @ self.weight_TE.T + self.bias_T)
             if len(self.trained_T) == logits.shape[-1]:
-                return logits + scores
+                return head.text * logits + scores
             text = logits[..., self.trained_T]
-            both = text + scores
+            both = head.text * text + scores
             mass = text.logsumexp(-1, keepdim=True) - both.logsumexp(-1, keepdim=True) + head.offset
             return logits.index_copy(-1, self.trained_T, both + mass)

@@ -1,7 +1,7 @@
 """A head: what an adapter adds to its method's text classifier, for the classes that were trained on.
 
     l_text = share l_adapted + (1 - share) l_zero-shot               share 0: nothing adapted
-    l      = l_text + scale (W f + b)                                for a list of classes trained on
+    l      = text l_text + scale (W f + b)                           for a list of classes trained on
 
 W and b are ridge regression's (`regression.py`), f the features: the unit mean of the image's embeddings of the steps
 it took, for a method that answers at once its embedding. Among new classes the text classifier says how probable the
@@ -27,7 +27,7 @@ FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
     "first": lambda v_kBE: v_kBE[:1].float().expand_as(v_kBE),
     "last": lambda v_kBE: v_kBE.float(),
 }
-NUMBERS = ("scale", "share", "offset")
+NUMBERS = ("text", "scale", "share", "offset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class Head:
     class_names: tuple[str, ...]
     weight_CE: Tensor = field(repr=False)
     bias_C: Tensor = field(repr=False)
-    scale: float = 1.0  # of the scores in the sum; 0: no ridge regression, only a mixture with zero-shot
+    text: float = 1.0  # weight of the texts' logits in the sum
+    scale: float = 1.0  # that of ridge regression's scores; 0: there is none, only a mixture with zero-shot
     share: float = 1.0  # of the adapted answer against zero-shot's
     offset: float = 0.0  # log-odds of trained classes against new ones, where a list has both
     strength: float = 1.0  # lambda
@@ -52,10 +53,10 @@ class Head:
         numbers = [getattr(self, name) for name in (*NUMBERS, "strength")]
         if (
             not all(type(n) in (int, float) and isfinite(n) for n in numbers)
-            or self.scale < 0
+            or min(self.text, self.scale) < 0
             or not 0 <= self.share <= 1
         ):
-            raise PerlclipError(f"a head has finite numbers, a scale of at least 0 and a share in 0..1, got {numbers}")
+            raise PerlclipError(f"a head has finite numbers, weights of at least 0 and a share in 0..1, got {numbers}")
         if self.weight_CE.ndim != 2 or {len(self.weight_CE), len(self.bias_C)} != {len(self.class_names)}:
             raise PerlclipError(
                 f"a head for {len(self.class_names)} classes has tensors of shape "
