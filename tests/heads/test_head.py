@@ -11,7 +11,7 @@ import perlclip
 from perlclip import Classifier, PerlclipError
 from perlclip.adapters.folder import CONFIG, WEIGHTS, Adapter, read_info
 from perlclip.heads.answering import Answering
-from perlclip.heads.head import FEATURES, Head, make_head
+from perlclip.heads.head import FEATURES, Head, features, make_head
 from perlclip.text.classes import Classes
 from perlclip.thinking.policy import Plan, Policy
 from tests.common import random_pixels
@@ -25,9 +25,9 @@ def images(backbone):
     return random_pixels(backbone, 6)
 
 
-def random_head(backbone, **numbers) -> Head:
+def random_head(backbone, width=1, **numbers) -> Head:
     generator = torch.Generator().manual_seed(1)
-    weight_CE = torch.randn(len(NAMES), backbone.embed_dim, generator=generator).double()
+    weight_CE = torch.randn(len(NAMES), width * backbone.embed_dim, generator=generator).double()
     return make_head(NAMES, (weight_CE, torch.randn(len(NAMES), generator=generator).double()), **numbers)
 
 
@@ -39,14 +39,14 @@ def answering(method, names, head) -> Answering:
 @torch.no_grad()
 def test_for_trained_classes_it_is_the_sum(backbone, images, name):
     method = perlclip.create_method(name, backbone, seed=3).eval()
-    head = random_head(backbone, scale=2.0, share=0.25)
+    head = random_head(backbone, text=0.5, scale=2.0, share=0.25, features="mean")
     asked = answering(method, NAMES, head)
     v_KBE = method.encode_image_steps(images)
-    features_KBE = torch.stack([F.normalize(v_KBE[: k + 1].mean(0), dim=-1) for k in range(len(v_KBE))])
+    seen_KBE = torch.stack([F.normalize(v_KBE[: k + 1].mean(0), dim=-1) for k in range(len(v_KBE))])
     zero = perlclip.create_method("zero-shot", backbone)
     zero_BC = zero.logits(images, zero.class_state(asked.state.classes))
     text_KBC = 0.25 * method.trajectory(images, asked.state) + 0.75 * zero_BC
-    expected = text_KBC + 2 * (features_KBE @ head.weight_CE.T + head.bias_C)
+    expected = 0.5 * text_KBC + 2 * (seen_KBE @ head.weight_CE.T + head.bias_C)
     torch.testing.assert_close(asked.trajectory(images), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(asked.logits(images), expected[-1], atol=1e-4, rtol=1e-4)
 
@@ -84,11 +84,13 @@ def test_a_head_that_does_nothing_changes_no_bit(backbone, images):
     assert torch.equal(asked.logits(images), method.logits(images, asked.state))
 
 
-@pytest.mark.parametrize("readout", ["last", "mean"])
+@pytest.mark.parametrize(("readout", "kind"), [("last", "first"), ("last", "all"), ("mean", "mean"), ("mean", "last")])
 @torch.no_grad()
-def test_an_image_that_stops_early_is_read_up_to_there(backbone, images, readout):
+def test_an_image_that_stops_early_is_read_up_to_there(backbone, images, readout, kind):
     method = perlclip.create_method("perl", backbone, seed=3, readout=readout).eval()
-    asked = answering(method, NAMES, random_head(backbone, scale=3.0, share=0.5))
+    width = 5 if kind == "all" else 1
+    head = random_head(backbone, width=width, text=0.5, scale=3.0, share=0.5, features=kind)
+    asked = answering(method, NAMES, head)
     every_KBC = asked.image_trajectory(images)
     torch.testing.assert_close(every_KBC[-1], asked.logits(images), atol=1e-4, rtol=1e-4)
     leads = every_KBC[0].topk(2).values
@@ -177,5 +179,16 @@ def test_classifier_and_evaluate_answer_with_it_unless_told_not_to(backbone, tmp
 
 def test_features_of_a_method_that_answers_at_once_are_its_embedding():
     v_1BE = F.normalize(torch.randn(1, 5, 8), dim=-1)
-    for features in FEATURES.values():
-        torch.testing.assert_close(features(v_1BE), v_1BE)
+    for kind in FEATURES:
+        torch.testing.assert_close(features(kind, v_1BE, None), v_1BE)
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_features_are_unit_vectors_after_every_step_and_know_nothing_of_later_ones(kind):
+    v_kBE = F.normalize(torch.randn(4, 5, 8), dim=-1)
+    seen = features(kind, v_kBE, 3)
+    torch.testing.assert_close(seen.norm(dim=-1), torch.ones(4, 5))
+    for k in range(4):
+        torch.testing.assert_close(features(kind, v_kBE[: k + 1], 3)[-1], seen[k])
+    width = 8 * (4 if kind == "all" else 1)
+    assert seen.shape == (4, 5, width)

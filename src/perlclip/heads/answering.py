@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from perlclip.backbone import Images
-from perlclip.heads.head import FEATURES, Head
+from perlclip.heads.head import Head, features
 from perlclip.methods.base import ClassState, Method, full_precision
 from perlclip.text.classes import class_keys
 from perlclip.thinking.policy import Answer, Plan, image_trajectory, require_steps
@@ -47,7 +47,7 @@ class Answering:
         images = self.method.frozen(images)
         logits_KBC, v_KBE = self.method.look(images, self.state)
         v0_BE = self.method.backbone.encode_image(images) if self.t0_CE is not None else v_KBE[0]
-        return self._finish(logits_KBC, FEATURES[self.head.features](v_KBE), v0_BE)
+        return self._finish(logits_KBC, self._features(v_KBE), v0_BE)
 
     def look(self, images: Images) -> Tensor:
         """The same with the classes as constants: gradients reach the images alone."""
@@ -64,12 +64,14 @@ class Answering:
 
     def _stopped(self, logits_BC: Tensor, v: Sequence[Tensor]) -> Tensor:
         """The last answer of images that took these steps; PERL's step 0 is zero-shot CLIP."""
-        assert self.head is not None
-        f_BE = FEATURES[self.head.features](torch.stack(list(v)))[-1]
-        return self._finish(logits_BC, f_BE, v[0])
+        return self._finish(logits_BC, self._features(torch.stack(list(v)))[-1], v[0])
 
-    def _finish(self, logits: Tensor, features: Tensor, v0_BE: Tensor) -> Tensor:
-        """(…, B, C) and (…, B, E) to the answer."""
+    def _features(self, v_kBE: Tensor) -> Tensor:
+        assert self.head is not None
+        return features(self.head.features, v_kBE, self.method.image_steps)
+
+    def _finish(self, logits: Tensor, seen: Tensor, v0_BE: Tensor) -> Tensor:
+        """Logits (…, B, C) and features (…, B, F) to the answer."""
         head = self.head
         assert head is not None
         with full_precision(logits.device):
@@ -77,7 +79,7 @@ class Answering:
                 logits = head.share * logits + (1 - head.share) * self.method.similarity(v0_BE, self.t0_CE)
             if not len(self.trained_T):
                 return logits
-            scores = head.scale * (features @ self.weight_TE.T + self.bias_T)
+            scores = head.scale * (seen @ self.weight_TE.T + self.bias_T)
             if len(self.trained_T) == logits.shape[-1]:
                 return head.text * logits + scores
             text = logits[..., self.trained_T]

@@ -3,16 +3,16 @@
     l_text = share l_adapted + (1 - share) l_zero-shot               share 0: nothing adapted
     l      = text l_text + scale (W f + b)                           for a list of classes trained on
 
-W and b are ridge regression's (`regression.py`), f the features: the unit mean of the image's embeddings of the steps
-it took, for a method that answers at once its embedding. Among new classes the text classifier says how probable the
-trained ones are together (plus an `offset` in log-odds), and the head only divides that among them.
+W and b are ridge regression's (`regression.py`), f the features, made of the image's embeddings of the steps that it
+took (`FEATURES`); for a method that answers at once they are its embedding. Among new classes the text classifier says
+how probable the trained ones are together (plus an `offset` in log-odds), and the head only divides that among them.
 
-Shapes: k stands for the steps 0..k, B images, C classes, T those of them that were trained on, E embedding width.
+Shapes: k stands for the steps 0..k, B images, C classes, E embedding width, F that of the features.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any
 
 import torch
@@ -21,12 +21,29 @@ from torch.nn import functional as F
 
 from perlclip.errors import PerlclipError, unknown_name
 
-# Of embeddings after steps 0..k what the head looks at after each of them: (k+1, B, E) to the same, unit vectors.
-FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda v_kBE: F.normalize(v_kBE.float().cumsum(0), dim=-1),
-    "first": lambda v_kBE: v_kBE[:1].float().expand_as(v_kBE),
-    "last": lambda v_kBE: v_kBE.float(),
+
+def _side_by_side(v_kBE: Tensor, steps: int) -> Tensor:
+    """Every step's embedding; an image that has stopped keeps its last one."""
+    taken = range(len(v_kBE))
+    rows = [torch.cat([v_kBE[min(k, j)] for j in range(steps + 1)], -1) for k in taken]
+    return torch.stack(rows) / sqrt(steps + 1)
+
+
+# From the embeddings of steps 0..k, (k+1, B, E), what the head looks at after each of them: unit vectors, (k+1, B, F).
+# The second argument is K, the most steps there are. PERL's first embedding is the frozen CLIP's.
+FEATURES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "first": lambda v_kBE, steps: v_kBE[:1].expand_as(v_kBE),
+    "last": lambda v_kBE, steps: v_kBE,
+    "mean": lambda v_kBE, steps: F.normalize(v_kBE.cumsum(0), dim=-1),
+    "all": _side_by_side,
 }
+
+
+def features(kind: str, v_kBE: Tensor, steps: int | None) -> Tensor:
+    """Features after each step, (k+1, B, F)."""
+    return FEATURES[kind](v_kBE.float(), steps or 0)
+
+
 NUMBERS = ("text", "scale", "share", "offset")
 
 
@@ -45,7 +62,7 @@ class Head:
     share: float = 1.0  # of the adapted answer against zero-shot's
     offset: float = 0.0  # log-odds of trained classes against new ones, where a list has both
     strength: float = 1.0  # lambda
-    features: str = "mean"
+    features: str = "first"
 
     def __post_init__(self) -> None:
         if self.features not in FEATURES:
@@ -88,7 +105,7 @@ class Head:
 
     @classmethod
     def read(cls, class_names: tuple[str, ...], width: int, data: Any, tensors: Mapping[str, Tensor]) -> "Head":
-        """From what `as_json` and `tensors` gave, checked."""
+        """From what `as_json` and `tensors` gave, checked; `width` is that of embeddings."""
         if not isinstance(data, Mapping) or not {*NUMBERS, "strength", "features"} <= data.keys():
             raise PerlclipError("its head lacks some of its settings")
         mixture = tensors.get("head.mixture", torch.zeros(0)).tolist()
@@ -96,7 +113,7 @@ class Head:
             raise PerlclipError("the settings of its head are not those in its tensor file")
         weight_CE = tensors.get("head.weight", torch.zeros(len(class_names), width))
         bias_C = tensors.get("head.bias", torch.zeros(len(class_names)))
-        if weight_CE.shape[-1] != width:
+        if weight_CE.shape[-1] % width:
             raise PerlclipError(f"its head is for embeddings of width {weight_CE.shape[-1]}, not {width}")
         given = {name: data[name] for name in (*NUMBERS, "strength", "features")}
         return cls(class_names=class_names, weight_CE=weight_CE.float(), bias_C=bias_C.float(), **given)

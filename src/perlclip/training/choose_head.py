@@ -3,8 +3,9 @@
 Four numbers are chosen on shots that the answer in question has not seen: ridge regression's strength, the weights of
 texts and ridge regression in the sum, and the share of the adapted answer against zero-shot's. Where nothing but the
 head is trained, each shot in turn is left out, which is exact and costs one decomposition. A trained method has seen
-its shots, and its answers to them are too good; so training is *rehearsed* on three quarters of them, or with two or
-three shots on each half, and the rest is looked at. One shot of each class leaves nothing to look at: fixed numbers.
+its shots, and its answers to them are too good; so training is *rehearsed* on three quarters of them, and the rest is
+looked at; with fewer shots several times, each time without others. One shot of each class leaves nothing to look at:
+fixed numbers.
 
 The measure is the mean log-probability of the true class. A few dozen images decide, so what is hardly worse than the
 best, by half a standard error of the difference, counts as good as it: of that, the largest share is taken, then what
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet
-from perlclip.heads.head import FEATURES, Head, make_head
+from perlclip.heads.head import Head, features, make_head
 from perlclip.heads.regression import Ridge
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.seeding import Seeded
@@ -36,7 +37,8 @@ SCALES = (0.0, *(2.0**k for k in range(-2, 7)))
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 SLACK = 0.5  # standard errors of a difference that do not count
 CLEAR = 1.0  # those by which accuracy overrules
-FEATURE = "mean"  # see `heads.head.FEATURES`
+FEATURES = "first"  # see `heads.head.FEATURES`
+PART, REHEARSED = 4, 16  # a rehearsal holds out one shot of so many; up to so many shots are trained on in rehearsals
 IMAGES = 1000  # at most, to choose on
 BATCH = 64
 
@@ -124,24 +126,26 @@ def choose_head(
     shots' own text answers are taken for what they are. `state` is that of the images' classes.
     """
     state = state or method.class_state(train_set.classes)
-    zero_NC, adapted_NC, features_NE = _look(method, train_set, state, workers)
-    labels_N = torch.as_tensor([int(label) for label in train_set.labels])
-    ridge = Ridge.of(features_NE, labels_N, len(train_set.class_names))
+    seen = _look(method, train_set, state, workers)
+    ridge = seen.ridge()
     splits = list(_splits(train_set, seed))
     if not splits:
         choice = FIXED
-    elif train is None or not method.num_trainable:
-        held = HeldOut(
-            labels_N=labels_N, zero_NC=zero_NC, adapted_NC=adapted_NC,
-            scores_LNC=ridge.left_out(STRENGTHS, torch.arange(len(labels_N))),
-        )  # fmt: skip
-        choice = choose(held, (1.0,), "each left out")
     else:
-        choice = choose(_rehearsed(method, train_set, splits, train, seed, workers), SHARES, "rehearsal")
+        alone = HeldOut(
+            labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC,
+            scores_LNC=ridge.left_out(STRENGTHS, torch.arange(len(train_set))),
+        )  # fmt: skip
+        if train is None or not method.num_trainable:
+            choice = choose(alone, (1.0,), "each left out")
+        else:
+            frozen_LNC = alone.scores_LNC if seen.frozen else None
+            held = [_rehearsed(method, train_set, split, train, frozen_LNC, seed, workers) for split in splits]
+            choice = choose(_join(held), SHARES, "rehearsal")
     choice = replace(choice, trained=method.num_trainable > 0)
     head = make_head(
         train_set.class_names, ridge.solution(choice.strength), strength=choice.strength, text=choice.text,
-        scale=choice.scale, share=choice.share, features=FEATURE,
+        scale=choice.scale, share=choice.share, features=FEATURES,
     )  # fmt: skip
     return None if head.idle else head, choice
 
@@ -189,54 +193,72 @@ def _clearly_better(one_N: Tensor, other_N: Tensor) -> bool:
 
 
 def _splits(train_set: ImageSet, seed: int) -> Iterator[list[int]]:
-    """Positions held out of each rehearsal: a quarter of each class, or with two or three shots each half in turn."""
+    """Positions held out of each rehearsal; none of a class with one image, and nothing if all are like that."""
     rng = random.Random(f"rehearsal {seed}")
-    classes = [rng.sample(places, len(places)) for places in train_set.by_class().values()]
-    most = max(map(len, classes))
-    if most >= 4:
-        yield sorted(i for places in classes if len(places) > 1 for i in places[: max(1, len(places) // 4)])
-    elif most > 1:
-        for half in (0, 1):
-            yield sorted(i for places in classes if len(places) > 1 for i in places[half::2])
+    classes = [rng.sample(places, len(places)) for places in train_set.by_class().values() if len(places) > 1]
+    shots = max(map(len, classes), default=0)
+    for turn in range(min(PART, shots, max(1, REHEARSED // max(1, shots)))):
+        parts = [(places, max(1, len(places) // PART)) for places in classes]
+        yield sorted(i for places, part in parts for i in places[turn * part : (turn + 1) * part])
 
 
 def _rehearsed(
-    method: Method, train_set: ImageSet, splits: Sequence[Sequence[int]], train: Train, seed: int, workers: int
-) -> HeldOut:
-    """Fresh methods trained on the rest of each split, and what they say about the shots held out."""
-    parts = []
-    for held_out in splits:
-        held, rest = train_set.select(held_out), train_set.select(set(range(len(train_set))) - set(held_out))
-        with Seeded(seed):
-            fresh = type(method)(method.backbone, method.config)
-        fresh = fresh.to(method.backbone.device)
-        train(fresh, rest)
-        state = fresh.class_state(train_set.classes)
-        zero_NC, adapted_NC, features_NE = _look(fresh, held, state, workers)
-        ridge = Ridge.of(
-            _look(fresh, rest, state, workers)[2], torch.as_tensor(rest.labels), len(train_set.class_names)
-        )
+    method: Method, train_set: ImageSet, split: Sequence[int], train: Train, frozen_LNC: Tensor | None, seed: int,
+    workers: int,
+) -> HeldOut:  # fmt: skip
+    """A fresh method is trained without the split's shots and asked about them.
+
+    Features that training does not change have been left out exactly: these scores are given.
+    """
+    held, rest = train_set.select(split), train_set.select(sorted(set(range(len(train_set))) - set(split)))
+    with Seeded(seed):
+        fresh = type(method)(method.backbone, method.config)
+    train(fresh.to(method.backbone.device), rest)
+    state = fresh.class_state(train_set.classes)
+    seen = _look(fresh, held, state, workers)
+    if frozen_LNC is not None:
+        scores_LNC = frozen_LNC[:, split]
+    else:
+        ridge = _look(fresh, rest, state, workers).ridge()
         solutions = [ridge.solution(strength) for strength in STRENGTHS]
-        scores_LNC = torch.stack([features_NE.double() @ weight_CE.T + bias_C for weight_CE, bias_C in solutions])
-        parts.append((torch.as_tensor(held.labels), zero_NC, adapted_NC, scores_LNC))
-    labels, zero, adapted, scores = zip(*parts, strict=True)
+        scores_LNC = torch.stack([seen.features_NF.double() @ weight.T + bias for weight, bias in solutions])
+    return HeldOut(labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC)
+
+
+def _join(parts: Sequence[HeldOut]) -> HeldOut:
     return HeldOut(
-        labels_N=torch.cat(labels),
-        zero_NC=torch.cat(zero),
-        adapted_NC=torch.cat(adapted),
-        scores_LNC=torch.cat(scores, 1),
+        labels_N=torch.cat([part.labels_N for part in parts]),
+        zero_NC=torch.cat([part.zero_NC for part in parts]),
+        adapted_NC=torch.cat([part.adapted_NC for part in parts]),
+        scores_LNC=torch.cat([part.scores_LNC for part in parts], 1),
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """Images in the test view: zero-shot's logits, the method's, and the head's features."""
+
+    labels_N: Tensor
+    zero_NC: Tensor
+    adapted_NC: Tensor
+    features_NF: Tensor
+    frozen: bool  # whether training does not change the features: they are the frozen CLIP's embeddings
+
+    def ridge(self) -> Ridge:
+        return Ridge.of(self.features_NF, self.labels_N, self.zero_NC.shape[1])
+
+
 @torch.no_grad()
-def _look(method: Method, images: ImageSet, state: ClassState, workers: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero-shot's logits, the method's, both (N, C), and the head's features, (N, E), of images in the test view."""
+def _look(method: Method, images: ImageSet, state: ClassState, workers: int) -> _Seen:
     backbone, found = method.backbone, []
     t0_CE = backbone.encode_text(state.classes.prompts())
     for pixels, _ in fixed_views(images, backbone.preprocess, BATCH, backbone.device, workers):
         frozen = method.frozen(pixels)
         logits_KBC, v_KBE = method.look(frozen, state)
-        zero_BC = method.similarity(backbone.encode_image(frozen), t0_CE)
-        found.append([each.cpu() for each in (zero_BC, logits_KBC[-1], FEATURES[FEATURE](v_KBE)[-1])])
-    zero_NC, adapted_NC, features_NE = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return zero_NC, adapted_NC, features_NE
+        v0_BE, f_BF = backbone.encode_image(frozen), features(FEATURES, v_KBE, method.image_steps)[-1]
+        found.append([each.cpu() for each in (method.similarity(v0_BE, t0_CE), logits_KBC[-1], f_BF, v0_BE.float())])
+    zero_NC, adapted_NC, features_NF, v0_NE = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return _Seen(
+        labels_N=torch.as_tensor([int(label) for label in images.labels]), zero_NC=zero_NC, adapted_NC=adapted_NC,
+        features_NF=features_NF, frozen=features_NF.shape == v0_NE.shape and torch.equal(features_NF, v0_NE),
+    )  # fmt: skip
