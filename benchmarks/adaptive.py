@@ -29,7 +29,7 @@ from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
-from perlclip.thinking.policy import ALL_STEPS, Plan, Policy, simulate
+from perlclip.thinking.policy import ALL_STEPS, Plan, Policy, answered, simulate
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.training.choose_thresholds import SPACING, set_thresholds
 
@@ -42,13 +42,13 @@ Row = dict[str, str | int | float]
 class Tested:
     """One half of a test set, seen at all of its steps."""
 
-    own_KB: Tensor  # whether (v_k, T_k) is right
-    logits_KBC: Tensor  # of (v_k, T_K)
+    own_KB: Tensor  # whether (v_k, T_k) is right, or the readout up to there
+    logits_KBC: Tensor  # of (v_k, T_K), or the readout up to (v_k, T_k)
     labels_B: Tensor
 
     @property
     def answers_KB(self) -> Tensor:
-        """Of (v_k, T_K)."""
+        """Of an image that stops after each step."""
         return self.logits_KBC.argmax(-1)
 
     def point(self, policy: Policy) -> tuple[float, float, float]:
@@ -70,9 +70,8 @@ def look(method: Perl, images: ImageSet, *, novel: bool) -> Tested:
     own, logits = [], []
     for pixels, labels_B in fixed_views(images, method.backbone.preprocess, BATCH, method.backbone.device):
         v_KBE = method.encode_image_steps(pixels)
-        pairs = zip(v_KBE, t_KCE, strict=True)
-        own.append(torch.stack([method.similarity(v_BE, t_CE).argmax(-1) == labels_B for v_BE, t_CE in pairs]))
-        logits.append(torch.stack([method.similarity(v_BE, t_KCE[-1]) for v_BE in v_KBE]))
+        own.append(method.read_out(v_KBE, t_KCE).argmax(-1) == labels_B)
+        logits.append(torch.stack([answered(method, list(v_KBE[: k + 1]), t_KCE) for k in range(len(v_KBE))]))
     return Tested(torch.cat(own, 1), torch.cat(logits, 1), torch.as_tensor(images.labels))
 
 

@@ -17,6 +17,7 @@ from perlclip.analysis import chunks
 from perlclip.analysis.cases import instructive, overlay
 from perlclip.analysis.drift import TRANSITIONS, drift, transitions
 from perlclip.analysis.evidence import contributions, evidence_maps
+from perlclip.analysis.explain import explain
 from perlclip.analysis.single import analyze
 from perlclip.analysis.stores import analyze_store
 from perlclip.analysis.trajectories import (
@@ -24,7 +25,10 @@ from perlclip.analysis.trajectories import (
     Trajectories,
     curves,
     expected_calibration_error,
+    log_norms,
+    logit_steps,
     measure,
+    text_steps,
 )
 from perlclip.backbone.tower import Rows
 from perlclip.bench.store import Run, Store, complete_record
@@ -32,6 +36,7 @@ from perlclip.data.toybox import render, sample_scenes
 from perlclip.data.toybox.render import paint
 from perlclip.data.toybox.world import SHAPES
 from perlclip.heads.answering import Answering
+from perlclip.methods.perl import READOUTS
 from perlclip.text.classes import Classes
 from scripts.evidence_on_object import share_inside
 from tests.cli.test_cli import run
@@ -193,7 +198,13 @@ def test_contributions_of_a_linear_read_out_are_what_it_would_lose():
         assert torch.allclose(value - torch.einsum("bnd,nd->b", without, w), rows[:, n], atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [{}, {"depth": 0}, {"depth": (3, 7)}, {"depth": 11}, {"modalities": "text"}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {}, {"depth": 0}, {"depth": (3, 7)}, {"depth": 11}, {"modalities": "text"},
+        *({"readout": name} for name in READOUTS if name != "last"),
+    ],
+)  # fmt: skip
 def test_maps_say_what_scaling_a_patch_changes(backbone, config):
     """d logit = epsilon x contribution, for S_n (1 + epsilon): thoughts and all."""
     method, size = loud_perl(backbone, **config), backbone.preprocess.size
@@ -201,6 +212,9 @@ def test_maps_say_what_scaling_a_patch_changes(backbone, config):
     pixels, classes = torch.randn(2, 3, size, size), torch.tensor([[0, 2], [3, 1]])
     state = method.class_state(PROMPTS)
     found = evidence_maps(method, pixels, classes, state)
+    t_KCE = text_steps(method, state)
+    with torch.no_grad():
+        norms = log_norms(method, method.encode_image_steps(pixels), t_KCE)
     side = size // backbone.vision.embed.patch.shape[-1]
     assert found.maps_KBMGG.shape == (4, 2, 2, side, side)
     rows = torch.cat([found.cls_KBM[..., None], found.maps_KBMGG.flatten(3)], -1)
@@ -217,12 +231,54 @@ def test_maps_say_what_scaling_a_patch_changes(backbone, config):
 
             hook = module.register_forward_hook(scaled)
             with torch.no_grad():
-                logits = Answering(method, state).look(pixels)
+                logits = logit_steps(Answering(method, state), pixels, norms)
             hook.remove()
             ends.append(logits.gather(-1, classes.expand(4, -1, -1)))
         slope = (ends[1] - ends[0]) / 0.02
         assert torch.allclose(slope, rows[..., n], rtol=0.05, atol=0.02)
     assert (rows != 0).any(dim=-1).all()
+
+
+@pytest.mark.parametrize("how", ["gradient", "occlusion"])
+def test_the_map_of_a_mean_is_that_of_its_steps_by_their_say(backbone, how):
+    """A step counts by its share of the class's probability; a map does not fade where the method is sure."""
+    mean, last = (loud_perl(backbone, readout=readout) for readout in ("mean", "last"))
+    pixels, state = torch.randn(2, 3, *[backbone.preprocess.size] * 2), mean.class_state(PROMPTS)
+    with torch.no_grad():
+        p_KBC = mean.step_logits(pixels, state).softmax(-1)
+        answers_BM = mean.logits(pixels, state).topk(2).indices
+    ours, steps = (
+        evidence_maps(method, pixels, answers_BM, method.class_state(PROMPTS), how) for method in (mean, last)
+    )
+    p_KBM = p_KBC.gather(-1, answers_BM.expand(4, -1, -1))
+    for k in range(4):
+        say_KBM = (p_KBM[: k + 1] / p_KBM[: k + 1].sum(0))[..., None, None]
+        plain_KBMGG = steps.maps_KBMGG[: k + 1]
+        if how == "gradient":
+            want = (say_KBM * plain_KBMGG).sum(0)
+        else:
+            want = -(say_KBM * (-plain_KBMGG).exp()).sum(0).log()
+        torch.testing.assert_close(ours.maps_KBMGG[k], want, atol=1e-4, rtol=1e-3)
+    logp_KBM = (p_KBM.cumsum(0) / torch.arange(1, 5)[:, None, None]).log()
+    torch.testing.assert_close(ours.logits_KBM, logp_KBM, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("readout", [name for name in READOUTS if name != "last"])
+def test_what_is_measured_is_what_is_answered(backbone, tree, tmp_path, readout):
+    """Curves, cases and single images under a readout: the answers of `evaluate` and `predict`."""
+    data, method = perlclip.load_images(tree), loud_perl(backbone, readout=readout)
+    folder = perlclip.save_adapter(method, tmp_path / "a", class_names=data.class_names, template=data.template)
+    adapter = perlclip.load_adapter(folder, backbone=backbone)
+    study = analyze(adapter, data, tmp_path / "analysis", cases=1)
+    result = perlclip.evaluate(adapter, data, progress=False)
+    assert torch.equal(study.found.answers_KB, result.predictions_KB)
+    torch.testing.assert_close(study.found.top_KB[-1], result.probabilities_BC.amax(-1).double(), atol=1e-4, rtol=1e-4)
+    assert study.found.jacobian_KB.min() > 0.01 and f"readout {readout}" in study.sentence
+    (case,) = explain(adapter, data.images[:1], tmp_path / "explained")
+    one = perlclip.Classifier(adapter).predict(data.images[0], top_k=3)
+    assert case.answers[-1] == one.label and dict(one.top)[case.classes[1]] == pytest.approx(
+        case.confidence_KM[-1, 1].item(), abs=1e-4
+    )
 
 
 def test_occlusion_is_the_drop_without_a_patch(backbone):

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import perlclip
 from perlclip.backbone.accel.cuda_graphs import Recorded
 from perlclip.data.toybox import load_toybox
+from perlclip.methods.perl import READOUTS
 from perlclip.methods.registry import find_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -115,10 +116,13 @@ def test_training_is_taken_up_again(tiny, shots, tmp_path, strict):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["zero-shot", "perl", "mmrl"])
-def test_recorded_answers_equal_plain_ones(shots, name, dtype):
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("zero-shot", {}), ("mmrl", {}), *(("perl", {"readout": name}) for name in READOUTS)],
+)
+def test_recorded_answers_equal_plain_ones(shots, name, settings, dtype):
     backbone = perlclip.load_backbone("tiny", device="cuda", dtype=dtype)
-    method, size = perlclip.create_method(name, backbone), backbone.preprocess.size
+    method, size = perlclip.create_method(name, backbone, **settings), backbone.preprocess.size
     state, pixels = method.class_state(shots.classes), torch.randn(4, 3, size, size, device="cuda")
     with torch.no_grad():
         want = method.trajectory(pixels, state)

@@ -195,6 +195,7 @@ def test_bad_options(data, tmp_path, clip_folder):
         (["--method", "perll"], "did you mean 'perl'"),
         (["--recipe", "fats"], "did you mean 'fast'"),
         (["--set", "stps=2"], "did you mean 'steps'"),
+        (["--set", "readout=men"], "unknown value of readout 'men'; did you mean 'mean'"),
         (["--set", "steps=two"], "--set steps takes a value of type int"),
         (["--class-names", tmp_path / "gone.txt"], "cannot read class names"),
         (["--resume"], "nothing to resume"),

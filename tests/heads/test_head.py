@@ -14,7 +14,7 @@ from perlclip.heads.answering import Answering
 from perlclip.heads.head import FEATURES, Head, features, make_head
 from perlclip.text.classes import Classes
 from perlclip.thinking.policy import Plan, Policy
-from tests.common import random_pixels
+from tests.common import loud, random_pixels
 
 NAMES = ("red", "green grass", "blue")
 OTHERS = ("violet", "Green_Grass", "white", "red")
@@ -101,15 +101,26 @@ def test_an_image_that_stops_early_is_read_up_to_there(backbone, images, readout
     torch.testing.assert_close(found.logits_BC, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_gradients_reach_the_images(backbone, images):
-    method = perlclip.create_method("perl", backbone, seed=3).eval()
-    asked = answering(method, NAMES, random_head(backbone, scale=3.0, share=0.5))
-    pixels = images.clone().requires_grad_()
-    method.zero_grad()
-    asked.look(pixels)[-1, :, 0].sum().backward()
-    bare = images.clone().requires_grad_()
-    answering(method, NAMES, None).look(bare)[-1, :, 0].sum().backward()
-    assert not torch.allclose(pixels.grad, bare.grad)
+@pytest.mark.parametrize("how", ["gradient", "occlusion"])
+def test_evidence_is_that_of_the_answer_given(backbone, images, how):
+    """With weights of 0 for the texts, what a patch says is what it says to ridge regression."""
+    method = loud(perlclip.create_method("perl", backbone, seed=3, steps=2, readout="mean")).eval()
+    state, classes_BM = method.class_state(Classes.spoken(NAMES)), torch.tensor([[0, 2]] * len(images))
+    maps = {
+        name: perlclip.analysis.evidence_maps(method, images, classes_BM, state, how, head)
+        for name, head in {
+            "bare": None,
+            "head": random_head(backbone, text=0.0, scale=3.0),
+            "both": random_head(backbone, text=1.0, scale=3.0),
+        }.items()
+    }
+    assert not torch.allclose(maps["bare"].maps_KBMGG, maps["both"].maps_KBMGG, atol=1e-3)
+    total = maps["bare"].maps_KBMGG + maps["head"].maps_KBMGG
+    torch.testing.assert_close(maps["both"].maps_KBMGG, total, atol=1e-3, rtol=1e-3)
+    asked = answering(method, NAMES, random_head(backbone, text=1.0, scale=3.0))
+    with torch.no_grad():
+        expected = asked.trajectory(images)[..., [0, 2]]
+    torch.testing.assert_close(maps["both"].logits_KBM, expected, atol=1e-3, rtol=1e-3)
 
 
 def saved(backbone, tmp_path, **numbers):

@@ -8,13 +8,12 @@ from torch.nn import functional as F
 import perlclip
 from perlclip.adapters.folder import read_info
 from perlclip.methods.base import config_dict
-from perlclip.methods.perl import RULES, Perl, PerlConfig
+from perlclip.methods.perl import READOUTS, RULES, Perl, PerlConfig
 from perlclip.methods.recipe import Recipe, Rule, apply_rules
 from tests.common import CLOSE, loud, random_pixels
 from tests.methods.test_perl import PROMPTS, plain_of
 
-READOUTS = ["last", "mean", "logits", "embeddings"]
-LOOKING_BACK = READOUTS[1:]
+LOOKING_BACK = [name for name in READOUTS if name != "last"]
 
 
 def read(method: Perl, v_KBE: torch.Tensor, t_KCE: torch.Tensor) -> torch.Tensor:

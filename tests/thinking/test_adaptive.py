@@ -13,6 +13,7 @@ import perlclip
 from perlclip import PerlclipError
 from perlclip.adapters.folder import CONFIG
 from perlclip.data.toybox import load_toybox
+from perlclip.methods.perl import READOUTS
 from perlclip.thinking import limits
 from perlclip.thinking.limits import Budget, Deadline, Pace
 from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, Policy, image_trajectory, settled, simulate
@@ -113,7 +114,7 @@ def test_variants_stop_as_foretold(backbone, settings):
 
 
 @pytest.mark.parametrize("modalities", ["both", "vision", "text"])
-@pytest.mark.parametrize("readout", ["last", "mean", "logits", "embeddings"])
+@pytest.mark.parametrize("readout", READOUTS)
 def test_every_readout_stops_as_foretold_and_ends_at_the_logits(backbone, readout, modalities):
     method = loud(perlclip.create_method("perl", backbone, readout=readout, modalities=modalities))
     pixels, state, most = random_pixels(backbone, 24), method.class_state(PROMPTS), method.image_steps

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perlclip.analysis.drift import transitions
 from perlclip.analysis.evidence import evidence_maps
-from perlclip.analysis.trajectories import Trajectories, require_perl
+from perlclip.analysis.trajectories import Trajectories, logit_steps, require_perl
 from perlclip.data.images import read_image
 from perlclip.data.sets import ImageSource
 from perlclip.heads.answering import Answering
@@ -102,7 +102,7 @@ def look_into(
     backbone = method.backbone
     pixels = torch.stack([backbone.preprocess.test_view(read_image(one.image)) for one in wanted]).to(backbone.device)
     with torch.no_grad():
-        p_KBC = Answering(method, state, head).look(pixels).double().softmax(-1).cpu()
+        p_KBC = logit_steps(Answering(method, state, head), pixels).double().softmax(-1).cpu()
     first_choice = [names.index(shown)] if shown else []
     classes_BM = torch.tensor([_pair(p_KC, first_choice) for p_KC in p_KBC.unbind(1)])
     evidence = evidence_maps(method, pixels, classes_BM, state, how, head)

@@ -1,4 +1,4 @@
-"""Evidence maps: what each image patch contributes to a class logit at each step.
+"""Evidence maps: what each image patch contributes to the logit with which a class is answered after each step.
 
 gradient    gradient x activation at the split layer: the row S_n of the frozen sequence at depth J, times the logit's
             gradient there, summed over channels. Thoughts are functions of S, so what a patch does through them counts.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from perlclip.analysis.trajectories import require_perl
+from perlclip.analysis.trajectories import log_norms, logit_steps, require_perl, text_steps
 from perlclip.errors import unknown_name
 from perlclip.heads.answering import Answering
 from perlclip.heads.head import Head
@@ -44,7 +44,7 @@ def gradient_maps(answering: Answering, pixels: Tensor, classes_BM: Tensor) -> E
     with torch.enable_grad():
         images = method.frozen(pixels.detach().requires_grad_())
         s_BND = images.rows(method.config.depths[0])
-        logits_KBC = answering.look(images)
+        logits_KBC = logit_steps(answering, images)
         logits_KBM = _of_classes(logits_KBC, classes_BM)
         rows_KBMN = torch.stack(
             [torch.stack([contributions(value_B, s_BND) for value_B in step_BM.unbind(1)], 1) for step_BM in logits_KBM]
@@ -55,14 +55,16 @@ def gradient_maps(answering: Answering, pixels: Tensor, classes_BM: Tensor) -> E
 @torch.no_grad()
 def occlusion_maps(answering: Answering, pixels: Tensor, classes_BM: Tensor) -> Evidence:
     """How much a class logit falls without a patch; grey is the mean pixel, 0 after normalisation."""
-    logits_KBM = _of_classes(answering.look(pixels), classes_BM)
-    P = answering.method.backbone.vision.patches
+    method = require_perl(answering.method)
+    norms_KB1 = log_norms(method, method.encode_image_steps(pixels), text_steps(method, answering.state))
+    logits_KBM = _of_classes(logit_steps(answering, pixels, norms_KB1), classes_BM)
+    P = method.backbone.vision.patches
     drops = []
     for image, (pixels_3HW, classes_M) in enumerate(zip(pixels, classes_BM, strict=True)):
         hidden = []
         for start in range(0, P, OCCLUDED_AT_ONCE):
             covered = _covered(pixels_3HW, range(start, min(start + OCCLUDED_AT_ONCE, P)), round(P**0.5))
-            hidden.append(answering.look(covered)[..., classes_M])
+            hidden.append(logit_steps(answering, covered, norms_KB1[:, image, None])[..., classes_M])
         drops.append(logits_KBM[:, image, :, None] - torch.cat(hidden, 1).transpose(1, 2))
     return Evidence(_square(torch.stack(drops, 1)).cpu(), None, logits_KBM.cpu())
 

@@ -50,9 +50,11 @@ class Analysis:
         about, config = self.about, self.about["config"]
         part = "" if about["images"] == about["images_in_all"] else f" of {about['images_in_all']}"
         kind = "classes that were not trained on" if about["novel_classes"] else "classes"
+        readout = f", readout {config['readout']}" if "readout" in config else ""
         return (
             f"{about['images']}{part} images, {about['classes']} {kind}; PERL with K = {config['steps']}, rank "
-            f"{config['rank']}, on {about['backbone']}; adapter {about['adapter']}; perlclip {about['perlclip']}."
+            f"{config['rank']}{readout}, on {about['backbone']}; adapter {about['adapter']}; "
+            f"perlclip {about['perlclip']}."
         )
 
     def numbers(self) -> dict[str, Any]:

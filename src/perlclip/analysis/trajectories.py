@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perlclip.backbone import Images
 from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
 from perlclip.heads.head import Head
@@ -76,6 +77,30 @@ def require_perl(method: Method) -> Perl:
     return method
 
 
+def text_steps(method: Perl, state: ClassState) -> Tensor:
+    """T^(0), …, T^(K) without a graph, (K+1, C, E); encoded once for all batches."""
+    with torch.no_grad():
+        return method.class_embedding_steps(state)
+
+
+def logit_steps(answering: Answering, images: Images, norms_KB1: Tensor | None = None) -> Tensor:
+    """What is answered after every step, (K+1, B, C), with a graph if the pixels want one.
+
+    What all classes share, the norms of a readout's probabilities, has no part in the graph, and may be another
+    image's: nothing would speak for a class of which the method is sure.
+    """
+    method = require_perl(answering.method)
+    t_KCE, v_KBE = text_steps(method, answering.state), method.encode_image_steps(images)
+    norms_KB1 = log_norms(method, v_KBE, t_KCE) if norms_KB1 is None else norms_KB1
+    return answering.finish(method.read_out(v_KBE, t_KCE, norms_KB1), v_KBE)
+
+
+@torch.no_grad()
+def log_norms(method: Perl, v_KBE: Tensor, t_KCE: Tensor) -> Tensor:
+    """Logarithms of the softmax's sums at each step, (K+1, B, 1)."""
+    return method.similarity_steps(v_KBE, t_KCE).logsumexp(-1, keepdim=True)
+
+
 def measure(
     method: Method, pixels: Tensor, labels_B: Tensor, state: ClassState, head: Head | None = None
 ) -> Trajectories:
@@ -85,7 +110,7 @@ def measure(
     labels_B = labels_B.to(pixels.device)
     images = torch.arange(len(pixels), device=pixels.device)
     with torch.enable_grad():
-        logits_KBC = answering.look(pixels)
+        logits_KBC = logit_steps(answering, pixels)
         jacobian_KB = _gradient_norms(logits_KBC[:, images, labels_B], pixels)
     if not torch.isfinite(logits_KBC).all():
         raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")

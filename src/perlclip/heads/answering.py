@@ -49,9 +49,9 @@ class Answering:
         v0_BE = self.method.backbone.encode_image(images) if self.t0_CE is not None else v_KBE[0]
         return self._finish(logits_KBC, self._features(v_KBE), v0_BE)
 
-    def look(self, images: Images) -> Tensor:
-        """The same with the classes as constants: gradients reach the images alone."""
-        return self.method.look(images, self.state)[0] if self.head is None else self.trajectory(images)
+    def finish(self, logits_KBC: Tensor, v_KBE: Tensor) -> Tensor:
+        """The same from a trajectory and embeddings of PERL's, whose step 0 is zero-shot CLIP."""
+        return logits_KBC if self.head is None else self._finish(logits_KBC, self._features(v_KBE), v_KBE[0])
 
     def answer(self, plan: Plan, images: Images) -> Answer:
         """Each image after as many steps as the plan has it take."""
@@ -63,7 +63,7 @@ class Answering:
         return image_trajectory(method, images, self.state, self._stopped if self.head else None)
 
     def _stopped(self, logits_BC: Tensor, v: Sequence[Tensor]) -> Tensor:
-        """The last answer of images that took these steps; PERL's step 0 is zero-shot CLIP."""
+        """The last answer of images that took these steps."""
         return self._finish(logits_BC, self._features(torch.stack(list(v)))[-1], v[0])
 
     def _features(self, v_kBE: Tensor) -> Tensor:
@@ -85,4 +85,4 @@ class Answering:
             text = logits[..., self.trained_T]
             both = head.text * text + scores
             mass = text.logsumexp(-1, keepdim=True) - both.logsumexp(-1, keepdim=True) + head.offset
-            return logits.index_copy(-1, self.trained_T, both + mass)
+            return logits.index_copy(-1, self.trained_T, both + mass.detach())  # which is no class's own

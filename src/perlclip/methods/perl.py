@@ -87,9 +87,9 @@ def _unchanged(x_KXY: Tensor) -> Tensor:
     return x_KXY
 
 
-def _mean_of_probabilities(logits_KBC: Tensor) -> Tensor:
+def _mean_of_probabilities(logp_KBC: Tensor) -> Tensor:
     """As logits, thus their logarithm: the softmax gives the probabilities back."""
-    sums = accumulate(logits_KBC.log_softmax(-1), torch.logaddexp)
+    sums = accumulate(logp_KBC, torch.logaddexp)
     return torch.stack([sum_BC - log(k) for k, sum_BC in enumerate(sums, 1)])
 
 
@@ -108,12 +108,13 @@ class Readout:
 
     embeddings: Callable[[Tensor], Tensor] = _unchanged  # (K+1, X, E) to the same
     logits: Callable[[Tensor], Tensor] = _unchanged  # (K+1, B, C) to the same
+    normed: bool = False  # whether the logits it takes are the logarithms of probabilities
     looks_back: bool = True  # whether steps before k count
 
 
 READOUTS = {
     "last": Readout(looks_back=False),  # the paper: step k alone
-    "mean": Readout(logits=_mean_of_probabilities),
+    "mean": Readout(logits=_mean_of_probabilities, normed=True),
     "logits": Readout(logits=_mean_of_logits),
     "embeddings": Readout(embeddings=_mean_of_embeddings),
 }
@@ -312,14 +313,21 @@ class Perl(Method):
     def step_logits(self, images: Images, state: ClassState) -> Tensor:
         """Logits of every step alone, whatever the readout: (K+1, B, C). A tower that does not think stays at 0."""
         t_KCE = self.class_embedding_steps(state)
-        return self._pairs(self.encode_image_steps(images), t_KCE)
+        return self.similarity_steps(self.encode_image_steps(images), t_KCE)
 
-    def read_out(self, v_KBE: Tensor, t_KCE: Tensor) -> Tensor:
-        """The readout of steps 0..k for each k, both towers taken at the same step: (K+1, B, C)."""
+    def read_out(self, v_KBE: Tensor, t_KCE: Tensor, norms_KB1: Tensor | None = None) -> Tensor:
+        """The readout of steps 0..k for each k, both towers taken at the same step: (K+1, B, C).
+
+        Probabilities are normed by `norms_KB1`, the logarithms of the softmax's sums, or by their own.
+        """
         readout = self.readout
-        return readout.logits(self._pairs(readout.embeddings(v_KBE), readout.embeddings(t_KCE)))
+        logits_KBC = self.similarity_steps(readout.embeddings(v_KBE), readout.embeddings(t_KCE))
+        if readout.normed:
+            logits_KBC = logits_KBC - (logits_KBC.logsumexp(-1, keepdim=True) if norms_KB1 is None else norms_KB1)
+        return readout.logits(logits_KBC)
 
-    def _pairs(self, v_KBE: Tensor, t_KCE: Tensor) -> Tensor:
+    def similarity_steps(self, v_KBE: Tensor, t_KCE: Tensor) -> Tensor:
+        """`similarity` at each step, (K+1, B, C)."""
         return torch.stack([self.similarity(v_BE, t_CE) for v_BE, t_CE in zip(v_KBE, t_KCE, strict=True)])
 
     def encode_text_steps(self, state: ClassState) -> Tensor:
