@@ -159,11 +159,12 @@ def choose(held: HeldOut, shares: Sequence[float], how: str) -> Choice:
     for share in shares:
         mixed_NC = (share * held.adapted_NC + (1 - share) * held.zero_NC).float()
         for strength, scores_NC in zip(STRENGTHS, held.scores_LNC.float(), strict=True):
+            spread = scores_NC.std().item()  # a stronger pull to zero makes them small
             for text in TEXTS:
                 sums_SNC = text * mixed_NC + scales_S * scores_NC
                 logp.append(sums_SNC.log_softmax(-1).gather(-1, labels_N.expand(len(SCALES), -1)[..., None])[..., 0])
                 right.append(sums_SNC.argmax(-1) == labels_N)
-                grid += [(share, scale / text, strength, text, scale) for scale in SCALES]
+                grid += [(share, scale * spread / text, strength, text, scale) for scale in SCALES]
     logp_GN, right_GN = torch.cat(logp).double(), torch.cat(right)
     mean_G = logp_GN.mean(1)
     best = int(mean_G.argmax())
