@@ -136,7 +136,7 @@ def test_saved_and_loaded_it_answers_the_same(backbone, tmp_path, images):
     with torch.no_grad():
         one, two = (answering(each.method, NAMES, each.head).logits(images) for each in (adapter, loaded))
     assert torch.equal(one, two)
-    assert loaded.parameters == adapter.method.num_trainable + 3 * (backbone.embed_dim + 1)
+    assert loaded.num_learned == adapter.method.num_trainable + 3 * (backbone.embed_dim + 1)
     info = read_info(folder)
     assert info["format_version"] == 2 and info["head"]["numbers"] == 3 * (backbone.embed_dim + 1)
     other = replace(adapter, head=replace(adapter.head, share=0.75))

@@ -56,7 +56,7 @@ class Adapter:
         return hashlib.sha256(_tensor_bytes(self)).hexdigest()
 
     @property
-    def parameters(self) -> int:
+    def num_learned(self) -> int:
         """Numbers that were learned: the method's, and those of the head."""
         return self.method.num_trainable + (self.head.numbers if self.head else 0)
 

@@ -78,6 +78,7 @@ class Method(nn.Module):
     recipes: ClassVar[dict[str, Recipe]]
     rules: ClassVar[tuple[Rule, ...]]
     config_class: ClassVar[type[Config]] = Config
+    head_alone: ClassVar[bool] = False  # whether a head is all that is learned
     made_for: tuple[str, str] = ("", "")  # the recipe and the data set whose settings it has
 
     def __init__(self, backbone: Backbone, config: Config) -> None:

@@ -25,6 +25,8 @@ from perlclip.text.classes import Classes
 class RidgeCLIP(Method):
     """The frozen CLIP, to be given a head."""
 
+    head_alone = True
+
     def prepare(self, classes: Classes) -> FrozenTextState:
         """Encode the prompts, once and for all."""
         return FrozenTextState(classes=classes, t_CE=self.backbone.encode_text(classes.prompts()))

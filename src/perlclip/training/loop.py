@@ -51,7 +51,7 @@ class FitResult(Adapter):
     """What training made, an adapter ready to be saved or used, and how it went.
 
     `settings` is everything that the training depends on; `state` what is frozen of the classes trained on; `choice`
-    how the head was chosen.
+    how the head was chosen, in `head_seconds`.
     """
 
     losses: list[float] = field(repr=False)
@@ -61,6 +61,7 @@ class FitResult(Adapter):
     settings: dict[str, Any] = field(repr=False)
     state: ClassState = field(repr=False)
     choice: Choice | None = None
+    head_seconds: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -144,6 +145,7 @@ def fit(
         settings=run.settings,
         state=run.class_state,
         choice=choice,
+        head_seconds=time.perf_counter() - started - seconds,
     )
     if not thresholds or not method.image_steps:
         return result
