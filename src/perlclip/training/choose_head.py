@@ -17,6 +17,7 @@ Shapes: N images, C classes, E embedding width, L strengths, S scales, G points 
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
@@ -140,7 +141,7 @@ def choose_head(
             choice = choose(alone, (1.0,), "each left out")
         else:
             frozen_LNC = alone.scores_LNC if seen.frozen else None
-            held = [_rehearsed(method, train_set, split, train, frozen_LNC, seed, workers) for split in splits]
+            held = [_rehearsed(method, train_set, split, train, state, frozen_LNC, seed, workers) for split in splits]
             choice = choose(_join(held), SHARES, "rehearsal")
     choice = replace(choice, trained=method.num_trainable > 0)
     head = make_head(
@@ -204,8 +205,8 @@ def _splits(train_set: ImageSet, seed: int) -> Iterator[list[int]]:
 
 
 def _rehearsed(
-    method: Method, train_set: ImageSet, split: Sequence[int], train: Train, frozen_LNC: Tensor | None, seed: int,
-    workers: int,
+    method: Method, train_set: ImageSet, split: Sequence[int], train: Train, state: ClassState,
+    frozen_LNC: Tensor | None, seed: int, workers: int,
 ) -> HeldOut:  # fmt: skip
     """A fresh method is trained without the split's shots and asked about them.
 
@@ -215,7 +216,7 @@ def _rehearsed(
     with Seeded(seed):
         fresh = type(method)(method.backbone, method.config)
     train(fresh.to(method.backbone.device), rest)
-    state = fresh.class_state(train_set.classes)
+    state = copy(state)  # what it has encoded is the trained method's
     seen = _look(fresh, held, state, workers)
     if frozen_LNC is not None:
         scores_LNC = frozen_LNC[:, split]

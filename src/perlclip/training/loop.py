@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -126,11 +127,12 @@ def fit(
     made, choice = None, None
     if head:
         # Fresh methods, so that an interrupt or another initialisation of this one cannot change what is chosen.
-        def again(fresh: Method, part: ImageSet) -> None:
-            _Run(fresh, part, found, seed, compile).complete(None, workers, progress, "rehearsal")
+        def rehearsal(fresh: Method, part: ImageSet) -> None:
+            again = _Run(fresh, part, found, seed, compile, copy(run.class_state))
+            again.complete(None, workers, progress, "rehearsal")
 
         made, choice = choose_head(
-            method, train_set, train=again if rehearse else None, state=run.class_state, seed=seed, workers=workers
+            method, train_set, train=rehearsal if rehearse else None, state=run.class_state, seed=seed, workers=workers
         )
     result = FitResult(
         method=method,
@@ -212,7 +214,10 @@ def _describe(method: Method, train_set: ImageSet, seed: int, recipe: Recipe | N
 class _Run:
     """The mutable state of one training: parameters, optimiser, and how far it has come."""
 
-    def __init__(self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, compile: str) -> None:
+    def __init__(
+        self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, compile: str,
+        state: ClassState | None = None,
+    ) -> None:  # fmt: skip
         self.method, self.train_set, self.recipe, self.seed = method, train_set, recipe, seed
         backbone = method.backbone
         scaled = backbone.dtype == torch.float16
@@ -224,7 +229,7 @@ class _Run:
         # A scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones.
         self.scaler = torch.amp.GradScaler(backbone.device.type, init_scale=256.0, enabled=scaled)
         self.averages = {name: torch.zeros_like(p) for name, p in method.named_parameters()} if recipe.average else {}
-        self.class_state = method.class_state(train_set.classes)
+        self.class_state = state or method.class_state(train_set.classes)
         self.gradients = Compiled(self._gradients, backbone.device, compile, after=RECORD_AFTER)
         self.gradients.on &= self.ahead
         self.unread: list[Tensor] = []
