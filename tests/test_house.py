@@ -17,6 +17,7 @@ SOURCE = ROOT / "src"
 # From the bottom up; a package imports only what stands before it, or beside it on the same line.
 ORDER = (
     ("errors", "files", "progress"), ("text",), ("data",), ("backbone",), ("methods",), ("reference",), ("thinking",),
+    ("heads",),
     ("adapters",), ("training",), ("inference",), ("bench",), ("viz",), ("report",), ("analysis",), ("cli",),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}

@@ -58,7 +58,9 @@ def test_eight_threads_share_a_backbone(backbone, one_thread_each):
 
     def trained():
         method = perlclip.create_method("perl", backbone, steps=2)
-        result = perlclip.fit(method, sets[1], recipe=perlclip.Recipe(lr=1e-3), thresholds=False, progress=False)
+        result = perlclip.fit(
+            method, sets[1], recipe=perlclip.Recipe(lr=1e-3), thresholds=False, head=False, progress=False
+        )
         return [p.detach().clone() for p in method.parameters()], torch.tensor(result.losses)
 
     jobs = [lambda m=m, s=s, k=k: evaluated(m, s, k) for m in methods for s in sets for k in (False, True)]

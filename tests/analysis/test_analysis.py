@@ -35,6 +35,7 @@ from perlclip.bench.store import Run, Store, complete_record
 from perlclip.data.toybox import render, sample_scenes
 from perlclip.data.toybox.render import paint
 from perlclip.data.toybox.world import SHAPES
+from perlclip.heads.answering import Answering
 from perlclip.methods.perl import READOUTS
 from perlclip.text.classes import Classes
 from scripts.evidence_on_object import share_inside
@@ -230,7 +231,7 @@ def test_maps_say_what_scaling_a_patch_changes(backbone, config):
 
             hook = module.register_forward_hook(scaled)
             with torch.no_grad():
-                logits = logit_steps(method, pixels, t_KCE, norms)
+                logits = logit_steps(Answering(method, state), pixels, norms)
             hook.remove()
             ends.append(logits.gather(-1, classes.expand(4, -1, -1)))
         slope = (ends[1] - ends[0]) / 0.02

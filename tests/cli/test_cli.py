@@ -283,7 +283,7 @@ def test_ctrl_c_keeps_a_checkpoint_and_resume_finishes(tree, clip_folder, tmp_pa
     """A real process, a real signal; the resumed adapter has the bytes of an undisturbed one."""
     out = tmp_path / "out"
     code = "from perlclip.training import loop; loop.CHECKPOINT_SECONDS = 0; from perlclip.cli import main; main()"
-    options = ["--backbone", str(clip_folder), "--device", "cpu", "--epochs", "30", "--seed", "2"]
+    options = ["--backbone", str(clip_folder), "--device", "cpu", "--epochs", "30", "--seed", "2", "--no-head"]
     command = [sys.executable, "-c", code, "fit", str(tree), "--out", str(out), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (out / "checkpoint.safetensors").exists() and process.poll() is None:

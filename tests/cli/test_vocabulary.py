@@ -15,11 +15,15 @@ from tests.cli.test_cli import run
 PAIRS = [
     ("fit", perlclip.load_backbone, {"device", "dtype"}),
     ("fit", train_and_val, {"shots", "val", "seed", "template", "class_names"}),
-    ("fit", perlclip.fit, {"seed", "compile", "workers", "recipe", "resume"}),
-    ("predict", Classifier.from_pretrained, {"device", "dtype", "compile", "template", "backbone", "class_names"}),
+    ("fit", perlclip.fit, {"seed", "compile", "workers", "recipe", "resume", "head"}),
+    (
+        "predict",
+        Classifier.from_pretrained,
+        {"device", "dtype", "compile", "template", "backbone", "class_names", "head"},
+    ),
     ("predict", Classifier.predict, {"top_k", "batch_size", "workers", "steps", "max_mean_steps", "max_ms"}),
     ("eval", perlclip.load_adapter, {"device", "dtype", "backbone"}),
-    ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile"}),
+    ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile", "head"}),
     ("set-thresholds", perlclip.set_thresholds, {"workers"}),
     ("analyze", perlclip.analysis.analyze, {"cases", "how", "workers"}),
 ]

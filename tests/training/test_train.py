@@ -35,7 +35,7 @@ def same(a: dict, b: dict) -> bool:
 
 def trained(backbone, train_set, seed=1, **options) -> dict[str, torch.Tensor]:
     method = perlclip.create_method("perl", backbone, seed=seed, steps=2)
-    perlclip.fit(method, train_set, **{"recipe": QUICK, "seed": seed, "thresholds": False} | options)
+    perlclip.fit(method, train_set, **{"recipe": QUICK, "seed": seed, "thresholds": False, "head": False} | options)
     return weights(method)
 
 
@@ -44,7 +44,9 @@ def test_the_loss_falls(tiny):
     pool = load_toybox("negative_toys").train
     shots = pool.few_shot(8, random.Random(1)).base()
     method = perlclip.create_method("perl", tiny)
-    result = perlclip.fit(method, shots, recipe=replace(QUICK, epochs=3, crop_scale=(0.8, 1.0)), thresholds=False)
+    result = perlclip.fit(
+        method, shots, recipe=replace(QUICK, epochs=3, crop_scale=(0.8, 1.0)), thresholds=False, head=False
+    )
     assert result.steps == 3 * 32 == len(result.losses)
     assert sum(result.losses[-32:]) < 0.8 * sum(result.losses[:32])
 
@@ -60,7 +62,7 @@ def test_one_seed_one_file(backbone, train_set, tmp_path):
     files = []
     for run in ("a", "b"):
         method = perlclip.create_method("perl", backbone, seed=5)
-        perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, seed=5)
+        perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, head=False, seed=5)
         folder = perlclip.save_adapter(method, tmp_path / run, class_names=train_set.class_names, template="a {}.")
         files.append((folder / "adapter_model.safetensors").read_bytes())
     assert files[0] == files[1]
@@ -130,7 +132,7 @@ def test_a_second_interrupt_stops_at_once(backbone, train_set, monkeypatch):
 
     monkeypatch.setattr(method, "loss", twice)
     with pytest.raises(KeyboardInterrupt) as caught:
-        perlclip.fit(method, train_set, recipe=QUICK, thresholds=False)
+        perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, head=False)
     assert not isinstance(caught.value, Interrupted)
 
 
@@ -139,7 +141,7 @@ def test_checkpoints_are_written_while_training(backbone, train_set, tmp_path, m
     path, method = tmp_path / "c.safetensors", perlclip.create_method("perl", backbone)
     loss, seen = method.loss, []
     monkeypatch.setattr(method, "loss", lambda *inputs: (seen.append(path.exists()), loss(*inputs))[1])
-    perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, checkpoint=path)
+    perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, head=False, checkpoint=path)
     assert seen == [False] + [True] * 5
 
 
@@ -148,7 +150,7 @@ def interrupted_run(backbone, train_set, path: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(method, "loss", StopAfter(method, 2))
         with pytest.raises(Interrupted):
-            perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, checkpoint=path)
+            perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, head=False, checkpoint=path)
 
 
 def test_resuming_something_else_is_refused(backbone, train_set, tmp_path, monkeypatch):
@@ -168,7 +170,7 @@ def test_resuming_something_else_is_refused(backbone, train_set, tmp_path, monke
     for size in (0, 5, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:size])
         with pytest.raises(PerlclipError, match="cannot resume from"):
-            perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, checkpoint=path, resume=True)
+            perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, head=False, checkpoint=path, resume=True)
 
 
 def test_a_loss_that_is_not_a_number_stops_before_the_step(backbone, train_set, monkeypatch):
@@ -176,7 +178,7 @@ def test_a_loss_that_is_not_a_number_stops_before_the_step(backbone, train_set, 
     before = weights(method)
     monkeypatch.setattr(method, "loss", lambda *_: torch.tensor(math.nan, requires_grad=True))
     with pytest.raises(PerlclipError, match="the loss became nan at step 1; lower the learning rate"):
-        perlclip.fit(method, train_set, recipe=QUICK, thresholds=False)
+        perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, head=False)
     assert same(before, weights(method))
 
 
@@ -221,7 +223,7 @@ def test_a_loss_found_out_later_leaves_the_weights_before_it(
 
 def test_a_checkpoint_has_the_losses_not_read_yet(backbone, train_set, monkeypatch, ahead, tmp_path):
     whole, parts = (perlclip.create_method("perl", backbone) for _ in range(2))
-    want = perlclip.fit(whole, train_set, recipe=QUICK, thresholds=False)
+    want = perlclip.fit(whole, train_set, recipe=QUICK, thresholds=False, head=False)
     step, steps = perlclip.training.loop._Run.train_step, []
 
     def stops(run, *batch):
@@ -234,8 +236,10 @@ def test_a_checkpoint_has_the_losses_not_read_yet(backbone, train_set, monkeypat
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(perlclip.training.loop._Run, "train_step", stops)
-        perlclip.fit(parts, train_set, recipe=QUICK, thresholds=False, checkpoint=tmp_path / "c")
-    got = perlclip.fit(parts, train_set, recipe=QUICK, thresholds=False, checkpoint=tmp_path / "c", resume=True)
+        perlclip.fit(parts, train_set, recipe=QUICK, thresholds=False, head=False, checkpoint=tmp_path / "c")
+    got = perlclip.fit(
+        parts, train_set, recipe=QUICK, thresholds=False, head=False, checkpoint=tmp_path / "c", resume=True
+    )
     assert got.losses == want.losses and same(weights(whole), weights(parts))
 
 
@@ -260,8 +264,10 @@ def test_a_bfloat16_backbone_keeps_the_projector_in_float32(clip_folder, backbon
     method = perlclip.create_method("perl", half, steps=2)
     for projector in method.projectors.values():
         handles.append(projector.down.register_forward_hook(lambda m, i, o: dtypes.add((i[0].dtype, o.dtype))))
-    result = perlclip.fit(method, train_set, recipe=QUICK, thresholds=False)
-    full = perlclip.fit(perlclip.create_method("perl", backbone, steps=2), train_set, recipe=QUICK, thresholds=False)
+    result = perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, head=False)
+    full = perlclip.fit(
+        perlclip.create_method("perl", backbone, steps=2), train_set, recipe=QUICK, thresholds=False, head=False
+    )
     assert dtypes == {(torch.float32, torch.float32)}
     assert all(p.dtype == torch.float32 for p in method.parameters())
     assert result.losses != full.losses, "half precision did something"
@@ -278,7 +284,7 @@ def test_fit_works_outside_the_main_thread(backbone, train_set):
 
 def test_settings_are_plain_data(backbone, train_set):
     method = perlclip.create_method("perl", backbone)
-    settings = perlclip.fit(method, train_set, recipe=QUICK, thresholds=False).settings
+    settings = perlclip.fit(method, train_set, recipe=QUICK, thresholds=False, head=False).settings
     assert json.loads(json.dumps(settings))["data"] == train_set.fingerprint()
     assert settings["backbone"] == backbone.fingerprint and settings["recipe"]["lr"] == 1e-3
 
@@ -286,7 +292,7 @@ def test_settings_are_plain_data(backbone, train_set):
 def test_nothing_to_train_and_unknown_names(backbone, train_set):
     perl, zero = perlclip.create_method("perl", backbone), perlclip.create_method("zero-shot", backbone)
     for work, words in (
-        (lambda: perlclip.fit(zero, train_set), "'zero-shot' has nothing to train"),
+        (lambda: perlclip.fit(zero, train_set, head=False), "'zero-shot' has nothing to train"),
         (lambda: perlclip.fit(perl, train_set, recipe="fats"), "did you mean 'fast'"),
         (lambda: perlclip.fit(perl, train_set.select([])), "has no images"),
         (lambda: Recipe(optimizer="adm"), "did you mean 'adam"),

@@ -10,7 +10,7 @@ _CARD = """\
 
 # {title}
 
-A {method} adapter of {num_trainable:,} parameters for the frozen CLIP `{backbone}`, made with
+A {method} adapter of {num_trainable:,} parameters{head} for the frozen CLIP `{backbone}`, made with
 perlclip {version}. It classifies images into {num_classes} classes, or into any others that are named at
 prediction time.
 
@@ -61,6 +61,7 @@ def model_card(info: Mapping[str, Any], title: str) -> str:
         method=info["method"],
         title=title,
         num_trainable=info["num_trainable"],
+        head=f" and a head of {info['head']['numbers']:,} numbers" if info.get("head", {}).get("numbers") else "",
         version=info["perlclip_version"],
         num_classes=len(info["class_names"]),
         template=info.get("sentence", info["templates"][0]),

@@ -22,13 +22,14 @@ from perlclip.adapters.card import model_card
 from perlclip.backbone import Backbone, load_backbone
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
+from perlclip.heads.head import Head
 from perlclip.methods.base import Method, config_dict
 from perlclip.methods.registry import create_method
 from perlclip.text.classes import check_class_names
 from perlclip.text.templates import check_template
 from perlclip.thinking.thresholds import Thresholds
 
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = (1, 2)  # 2: with a head, without which earlier versions of perlclip would answer
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
 
 
@@ -36,8 +37,8 @@ CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "REA
 class Adapter:
     """A trained method with the classes it was trained for, how it was trained and how good it is.
 
-    `thresholds` are those of adaptive thinking, where there are any; `info` is the whole of `adapter_config.json`, if
-    it was loaded from a folder.
+    `thresholds` are those of adaptive thinking and `head` what is added to the text classifier, where there are any;
+    `info` is the whole of `adapter_config.json`, if it was loaded from a folder.
     """
 
     method: Method
@@ -46,12 +47,18 @@ class Adapter:
     training: Mapping[str, Any] = field(default_factory=dict, repr=False)
     metrics: Mapping[str, Any] = field(default_factory=dict, repr=False)
     thresholds: Thresholds | None = field(default=None, repr=False)
+    head: Head | None = field(default=None, repr=False)
     info: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the trained tensors, as the adapter's config has it."""
-        return hashlib.sha256(_tensor_bytes(self.method)).hexdigest()
+        """SHA-256 of the trained tensors and the head, as the adapter's config has it."""
+        return hashlib.sha256(_tensor_bytes(self)).hexdigest()
+
+    @property
+    def num_learned(self) -> int:
+        """Numbers that were learned: the method's, and those of the head."""
+        return self.method.num_trainable + (self.head.numbers if self.head else 0)
 
     def save(self, folder: str | Path) -> Path:
         """Write the adapter folder, as `save_adapter`."""
@@ -67,6 +74,7 @@ def save_adapter(
     training: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
     thresholds: Thresholds | None = None,
+    head: Head | None = None,
 ) -> Path:
     """Write an adapter folder: of what `fit` gave or `load_adapter` loaded, or of a method, its classes and template.
 
@@ -78,15 +86,22 @@ def save_adapter(
             raise PerlclipError("save_adapter needs class_names and template, or what fit returned instead of a method")
         trained = Adapter(method=trained, class_names=tuple(class_names), template=template)
     given: dict[str, Any] = dict(
-        class_names=class_names, template=template, training=training, metrics=metrics, thresholds=thresholds
+        class_names=class_names,
+        template=template,
+        training=training,
+        metrics=metrics,
+        thresholds=thresholds,
+        head=head,
     )
     adapter = replace(trained, **{key: value for key, value in given.items() if value is not None})
     folder, method = Path(folder), adapter.method
     check_class_names(adapter.class_names, unique=False)
     check_template(adapter.template)
-    weights = _tensor_bytes(method)
+    if adapter.head:  # its columns are those of these classes, under whatever names
+        adapter = replace(adapter, head=replace(adapter.head, class_names=adapter.class_names))
+    weights = _tensor_bytes(adapter)
     info = {
-        "format_version": FORMAT_VERSION,
+        "format_version": 2 if adapter.head else 1,
         "perlclip_version": perlclip.__version__,
         "peft_type": method.name.upper(),
         "base_model_name_or_path": method.backbone.name,
@@ -100,6 +115,7 @@ def save_adapter(
         "training": dict(adapter.training),
         "metrics": dict(adapter.metrics),
         **({"adaptive": adapter.thresholds.as_json()} if adapter.thresholds else {}),
+        **({"head": adapter.head.as_json()} if adapter.head else {}),
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
     # The config comes last: it is what makes the other two valid.
@@ -113,9 +129,10 @@ def save_adapter(
     return folder
 
 
-def _tensor_bytes(method: Method) -> bytes:
+def _tensor_bytes(adapter: Adapter) -> bytes:
     """The tensor file's contents."""
-    tensors = {name: p.detach().cpu().contiguous() for name, p in method.named_parameters()}
+    tensors = {name: p.detach().cpu().contiguous() for name, p in adapter.method.named_parameters()}
+    tensors |= adapter.head.tensors() if adapter.head else {}
     return tensors_to_bytes(tensors, {"format": "pt"})
 
 
@@ -138,14 +155,18 @@ def load_adapter(
             f"({info['backbone_fingerprint'][:12]}); it does not fit {backbone.name!r} ({backbone.fingerprint[:12]})"
         )
     method = create_method(info["method"], backbone, **info["config"])
-    _put_weights(method, tensors, folder)
+    class_names = tuple(info["class_names"])
+    head = _read_head(class_names, info, tensors, backbone.embed_dim, folder) if "head" in info else None
+    own = {name: tensor for name, tensor in tensors.items() if head is None or name not in head.tensors()}
+    _put_weights(method, own, folder)
     return Adapter(
         method=method.eval(),
-        class_names=tuple(info["class_names"]),
+        class_names=class_names,
         template=info["templates"][0],
         training=info["training"],
         metrics=info["metrics"],
         thresholds=Thresholds.from_json(info["adaptive"]) if "adaptive" in info else None,
+        head=head,
         info=info,
     )
 
@@ -163,11 +184,13 @@ def read_info(folder: str | Path) -> dict[str, Any]:
         raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
     if not isinstance(info, dict) or "format_version" not in info:
         raise PerlclipError(f"{path} is not a perlclip adapter (no format_version)")
-    if info["format_version"] != FORMAT_VERSION:
+    if info["format_version"] not in FORMAT_VERSIONS:
         raise PerlclipError(
             f"adapter {folder} has format version {info['format_version']!r}; "
-            f"this perlclip reads version {FORMAT_VERSION}"
+            f"this perlclip reads versions {' and '.join(map(str, FORMAT_VERSIONS))}"
         )
+    if ("head" in info) != (info["format_version"] == 2):
+        raise PerlclipError(f"adapter file {path} is damaged: version 2 has a head, version 1 has none")
     for key, kind in _FIELDS.items():
         if not isinstance(info.get(key), kind):
             raise PerlclipError(f"adapter file {path} is damaged: field {key!r} is missing or not a {kind.__name__}")
@@ -208,6 +231,15 @@ def _read_weights(folder: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
         return parse_tensors(content)
     except SafetensorError as error:
         raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
+
+
+def _read_head(
+    class_names: tuple[str, ...], info: Mapping[str, Any], tensors: Mapping[str, Tensor], width: int, folder: Path
+) -> Head:
+    try:
+        return Head.read(class_names, width, info["head"], tensors)
+    except PerlclipError as error:
+        raise PerlclipError(f"adapter {folder} is damaged: {error}") from error
 
 
 def _put_weights(method: Method, tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from perlclip.analysis.drift import transitions
 from perlclip.analysis.evidence import evidence_maps
-from perlclip.analysis.trajectories import Trajectories, logit_steps, require_perl, text_steps
+from perlclip.analysis.trajectories import Trajectories, logit_steps, require_perl
 from perlclip.data.images import read_image
 from perlclip.data.sets import ImageSource
+from perlclip.heads.answering import Answering
+from perlclip.heads.head import Head
 from perlclip.methods.base import ClassState, Method
 
 
@@ -92,17 +94,18 @@ def _varied(order: Sequence[int], labels_B: Tensor, count: int) -> list[int]:
 
 
 def look_into(
-    method: Method, wanted: Sequence[Wanted], names: Sequence[str], state: ClassState, *, how: str, shown: str = ""
-) -> list[Case]:
+    method: Method, wanted: Sequence[Wanted], names: Sequence[str], state: ClassState, *, how: str, shown: str = "",
+    head: Head | None = None,
+) -> list[Case]:  # fmt: skip
     """Confidence and maps of some images; `shown` is a class to map instead of the first answer."""
     method = require_perl(method)
     backbone = method.backbone
     pixels = torch.stack([backbone.preprocess.test_view(read_image(one.image)) for one in wanted]).to(backbone.device)
     with torch.no_grad():
-        p_KBC = logit_steps(method, pixels, text_steps(method, state)).double().softmax(-1).cpu()
+        p_KBC = logit_steps(Answering(method, state, head), pixels).double().softmax(-1).cpu()
     first_choice = [names.index(shown)] if shown else []
     classes_BM = torch.tensor([_pair(p_KC, first_choice) for p_KC in p_KBC.unbind(1)])
-    evidence = evidence_maps(method, pixels, classes_BM, state, how)
+    evidence = evidence_maps(method, pixels, classes_BM, state, how, head)
     cases = []
     for b, one in enumerate(wanted):
         first, second = classes_BM[b].tolist()

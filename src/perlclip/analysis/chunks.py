@@ -50,7 +50,7 @@ def measure_all(
                 part = images.select(range(start, min(start + CHUNK, len(images))))
                 batches = []
                 for pixels, labels in fixed_views(part, backbone.preprocess, BATCH, backbone.device, workers):
-                    batches.append(measure(method, pixels, labels, state))
+                    batches.append(measure(method, pixels, labels, state, adapter.head))
                     bar(len(pixels))
                 chunk = join(batches)
                 content = tensors_to_bytes(chunk.tensors(), {"fingerprint": stamp})

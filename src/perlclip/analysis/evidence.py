@@ -16,8 +16,9 @@ from torch import Tensor
 
 from perlclip.analysis.trajectories import log_norms, logit_steps, require_perl, text_steps
 from perlclip.errors import unknown_name
+from perlclip.heads.answering import Answering
+from perlclip.heads.head import Head
 from perlclip.methods.base import ClassState, Method
-from perlclip.methods.perl import Perl
 
 OCCLUDED_AT_ONCE = 128  # images in one pass
 
@@ -37,13 +38,13 @@ def contributions(value: Tensor, x_BND: Tensor) -> Tensor:
     return (gradient_BND.float() * x_BND.detach().float()).sum(-1)
 
 
-def gradient_maps(method: Perl, pixels: Tensor, classes_BM: Tensor, state: ClassState) -> Evidence:
+def gradient_maps(answering: Answering, pixels: Tensor, classes_BM: Tensor) -> Evidence:
     """Gradient x activation at the split layer; one forward pass, one backward pass for each step and class."""
-    t_KCE = text_steps(method, state)
+    method = require_perl(answering.method)
     with torch.enable_grad():
         images = method.frozen(pixels.detach().requires_grad_())
         s_BND = images.rows(method.config.depths[0])
-        logits_KBC = logit_steps(method, images, t_KCE)
+        logits_KBC = logit_steps(answering, images)
         logits_KBM = _of_classes(logits_KBC, classes_BM)
         rows_KBMN = torch.stack(
             [torch.stack([contributions(value_B, s_BND) for value_B in step_BM.unbind(1)], 1) for step_BM in logits_KBM]
@@ -52,19 +53,18 @@ def gradient_maps(method: Perl, pixels: Tensor, classes_BM: Tensor, state: Class
 
 
 @torch.no_grad()
-def occlusion_maps(method: Perl, pixels: Tensor, classes_BM: Tensor, state: ClassState) -> Evidence:
+def occlusion_maps(answering: Answering, pixels: Tensor, classes_BM: Tensor) -> Evidence:
     """How much a class logit falls without a patch; grey is the mean pixel, 0 after normalisation."""
-    t_KCE = text_steps(method, state)
-    v_KBE = method.encode_image_steps(pixels)
-    norms_KB1 = log_norms(method, v_KBE, t_KCE)
-    logits_KBM = _of_classes(method.read_out(v_KBE, t_KCE, norms_KB1), classes_BM)
+    method = require_perl(answering.method)
+    norms_KB1 = log_norms(method, method.encode_image_steps(pixels), text_steps(method, answering.state))
+    logits_KBM = _of_classes(logit_steps(answering, pixels, norms_KB1), classes_BM)
     P = method.backbone.vision.patches
     drops = []
     for image, (pixels_3HW, classes_M) in enumerate(zip(pixels, classes_BM, strict=True)):
         hidden = []
         for start in range(0, P, OCCLUDED_AT_ONCE):
             covered = _covered(pixels_3HW, range(start, min(start + OCCLUDED_AT_ONCE, P)), round(P**0.5))
-            hidden.append(logit_steps(method, covered, t_KCE, norms_KB1[:, image, None])[..., classes_M])
+            hidden.append(logit_steps(answering, covered, norms_KB1[:, image, None])[..., classes_M])
         drops.append(logits_KBM[:, image, :, None] - torch.cat(hidden, 1).transpose(1, 2))
     return Evidence(_square(torch.stack(drops, 1)).cpu(), None, logits_KBM.cpu())
 
@@ -89,16 +89,17 @@ def _square(rows_KBMP: Tensor) -> Tensor:
     return rows_KBMP.reshape(*rows_KBMP.shape[:-1], side, side)
 
 
-HOWS: dict[str, Callable[[Perl, Tensor, Tensor, ClassState], Evidence]] = {
+HOWS: dict[str, Callable[[Answering, Tensor, Tensor], Evidence]] = {
     "gradient": gradient_maps,
     "occlusion": occlusion_maps,
 }
 
 
 def evidence_maps(
-    method: Method, pixels: Tensor, classes_BM: Tensor, state: ClassState, how: str = "gradient"
-) -> Evidence:
+    method: Method, pixels: Tensor, classes_BM: Tensor, state: ClassState, how: str = "gradient",
+    head: Head | None = None,
+) -> Evidence:  # fmt: skip
     """Maps of normalised pixels, (B, 3, H, W), for the classes given of each image: (K+1, B, M, G, G)."""
     if how not in HOWS:
         raise unknown_name("way to map evidence", how, HOWS)
-    return HOWS[how](require_perl(method), pixels, classes_BM, state)
+    return HOWS[how](Answering(require_perl(method), state, head), pixels, classes_BM)

@@ -31,7 +31,7 @@ def explain(
     with progress_bar("explain", len(images)) as bar:
         for i, (path, stem) in enumerate(zip(paths, stems, strict=True)):
             wanted = [Wanted(image=path, name=path.name)]
-            (case,) = look_into(method, wanted, names, state, how=how, shown=mapped)
+            (case,) = look_into(method, wanted, names, state, how=how, shown=mapped, head=adapter.head)
             numbers = {"how": how, **case.numbers(), "image": str(path)}
             if stems.count(stem) > 1:  # of those that would be the same each has its number
                 stem = f"{stem}-{i}"

@@ -85,7 +85,7 @@ def analyze(
         name = Path(image).name if isinstance(image, str | Path) else f"image {i}"
         wanted.append(Wanted(image=image, name=name, label=label, transition=transition))
     state = method.class_state(chosen.classes, novel=novel)
-    looked = look_into(method, wanted, chosen.classes.names, state, how=how) if wanted else []
+    looked = look_into(method, wanted, chosen.classes.names, state, how=how, head=adapter.head) if wanted else []
     done = Analysis(
         title=title or f"How the adapter thinks about {chosen.name or 'these images'}",
         about=_about(adapter, images, chosen, how, novel),

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from perlclip.backbone import Images
 from perlclip.errors import PerlclipError
+from perlclip.heads.answering import Answering
+from perlclip.heads.head import Head
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
 
@@ -81,14 +83,16 @@ def text_steps(method: Perl, state: ClassState) -> Tensor:
         return method.class_embedding_steps(state)
 
 
-def logit_steps(method: Perl, images: Images, t_KCE: Tensor, norms_KB1: Tensor | None = None) -> Tensor:
+def logit_steps(answering: Answering, images: Images, norms_KB1: Tensor | None = None) -> Tensor:
     """What is answered after every step, (K+1, B, C), with a graph if the pixels want one.
 
     What all classes share, the norms of a readout's probabilities, has no part in the graph, and may be another
     image's: nothing would speak for a class of which the method is sure.
     """
-    v_KBE = method.encode_image_steps(images)
-    return method.read_out(v_KBE, t_KCE, log_norms(method, v_KBE, t_KCE) if norms_KB1 is None else norms_KB1)
+    method = require_perl(answering.method)
+    t_KCE, v_KBE = text_steps(method, answering.state), method.encode_image_steps(images)
+    norms_KB1 = log_norms(method, v_KBE, t_KCE) if norms_KB1 is None else norms_KB1
+    return answering.finish(method.read_out(v_KBE, t_KCE, norms_KB1), v_KBE)
 
 
 @torch.no_grad()
@@ -97,15 +101,16 @@ def log_norms(method: Perl, v_KBE: Tensor, t_KCE: Tensor) -> Tensor:
     return method.similarity_steps(v_KBE, t_KCE).logsumexp(-1, keepdim=True)
 
 
-def measure(method: Method, pixels: Tensor, labels_B: Tensor, state: ClassState) -> Trajectories:
+def measure(
+    method: Method, pixels: Tensor, labels_B: Tensor, state: ClassState, head: Head | None = None
+) -> Trajectories:
     """All quantities of a batch of normalised pixels, (B, 3, H, W), on the CPU."""
-    method = require_perl(method)
-    t_KCE = text_steps(method, state)
+    answering = Answering(require_perl(method), state, head)
     pixels = pixels.detach().requires_grad_()
     labels_B = labels_B.to(pixels.device)
     images = torch.arange(len(pixels), device=pixels.device)
     with torch.enable_grad():
-        logits_KBC = logit_steps(method, pixels, t_KCE)
+        logits_KBC = logit_steps(answering, pixels)
         jacobian_KB = _gradient_norms(logits_KBC[:, images, labels_B], pixels)
     if not torch.isfinite(logits_KBC).all():
         raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")

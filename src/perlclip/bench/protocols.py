@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from perlclip.bench.store import UNTRAINED, Run
+from perlclip.data.sets import PARTS, ImageSet, for_classes
 from perlclip.data.suites import Suite, suite
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.methods import list_methods, method_class
@@ -64,8 +65,20 @@ def _elsewhere(role: str) -> Protocol:
     )
 
 
+def _halves_among_all(sets: Suite, dataset: str) -> list[Test]:
+    return [Test(half, dataset, f"{half} among all", novel=True) for half in ("base", "novel")]
+
+
+# Of a test set, the classes and images that are asked for; `among all` are half of the images, and all of the classes.
+ASKED: dict[str, Callable[[ImageSet], ImageSet]] = {
+    **PARTS,
+    "base among all": lambda images: for_classes(images.base(), images.class_names),
+    "novel among all": lambda images: for_classes(images.novel(), images.class_names),
+}
+
 PROTOCOLS: dict[str, Protocol] = {
     "base-to-novel": Protocol(datasets=_all_sets, trains="base", tests=_halves),
+    "generalised": Protocol(datasets=_all_sets, trains="base", tests=_halves_among_all),
     "cross-dataset": _elsewhere("targets"),
     "domain-shift": _elsewhere("variants"),
     "few-shot": Protocol(
@@ -137,7 +150,8 @@ class Benchmark:
     """A grid of runs: every method on every data set with every seed. No names stand for all there are.
 
     `protocol` may also be an ablation, or `all`; `suite` a name, or a file that describes one. A recipe `original` is
-    the authors' own for the protocol, as far as there is one; PERL, which has none, keeps `fast`, as in the paper.
+    the authors' own for the protocol, as far as there is one; PERL, which has none, keeps `fast`, as in the paper. With
+    `head`, whatever is trained gets one for the classes trained on; the paper's tables are without.
     """
 
     protocol: str = "base-to-novel"
@@ -149,6 +163,7 @@ class Benchmark:
     shots: Sequence[int] = ()
     backbone: str = ""  # the suite's
     dtype: str = "float32"
+    head: bool = False  # also for methods that can do without
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> its settings
 
     def runs(self) -> list[Run]:
@@ -203,10 +218,11 @@ class Benchmark:
         recipe, sets = recipe_of(method, settings, self.recipe, protocol), self._suite
         training: dict[str, Any] = {} if recipe == UNTRAINED else {"recipe": recipe, "shots": shots, "seed": seed}
         backbone = self.backbone or sets.backbone
+        head = bool(training) and self.head and not method_class(method).head_alone
         usual = find_recipe(method, recipe, backbone, known_dataset(sets.name, dataset))[1] if training else {}
         return Run(
             protocol=protocol, suite=sets.name, dataset=dataset, method=method,
-            settings=_telling(method, settings, usual), backbone=backbone, precision=self.dtype, **training,
+            settings=_telling(method, settings, usual), backbone=backbone, precision=self.dtype, head=head, **training,
         )  # fmt: skip
 
 

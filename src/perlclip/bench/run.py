@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from perlclip.adapters.folder import load_adapter, save_adapter
+from perlclip.adapters.folder import Adapter, load_adapter, save_adapter
 from perlclip.backbone import Backbone, load_backbone
-from perlclip.bench.protocols import PROTOCOLS, Test, known_dataset, siblings, tests_of
+from perlclip.bench.protocols import ASKED, PROTOCOLS, Test, known_dataset, siblings, tests_of
 from perlclip.bench.store import CHECKPOINT, UNTRAINED, Record, Run, Store, as_json, complete_record, failed_record
 from perlclip.data.sets import PARTS, DataSet, ImageSet
 from perlclip.data.suites import suite
@@ -63,7 +63,7 @@ class Workspace:
 
     def _load_test(self, suite_name: str, dataset: str, classes: str) -> "TestSet":
         load = self._data if (suite_name, dataset) == self._trained_on else self.load
-        images = PARTS[classes](load(suite_name, dataset).test)
+        images = ASKED[classes](load(suite_name, dataset).test)
         return TestSet(images, list_fingerprint(images))
 
 
@@ -162,7 +162,7 @@ class Lookup:
     def _fingerprint(self, suite_name: str, dataset: str, classes: str, shots: int = 0, seed: int = 0) -> str:
         """Of the test images or, if so many, of the shots."""
         data = self._data(suite_name, dataset)
-        return list_fingerprint(draw_shots(data, classes, shots, seed) if shots else PARTS[classes](data.test))
+        return list_fingerprint(draw_shots(data, classes, shots, seed) if shots else ASKED[classes](data.test))
 
 
 def attempt(run: Run, store: Store, workspace: Workspace) -> Record:
@@ -185,7 +185,7 @@ def perform(run: Run, workspace: Workspace, store: Store) -> Record:
     started = time.perf_counter()
     results = {
         test.name: evaluate(
-            trained.method, found.images, novel=test.novel, workers=workspace.workers, progress=False,
+            trained.adapter, found.images, novel=test.novel, workers=workspace.workers, progress=False,
             cache=kept.of(found.fingerprint),
         )
         for test, found in tests.items()
@@ -197,8 +197,9 @@ def perform(run: Run, workspace: Workspace, store: Store) -> Record:
         run,
         **resolve(run, workspace),
         roles={"source": sets.source, "targets": sets.targets, "variants": sets.variants},
-        parameters=trained.method.num_trainable if trained.fit else 0,
+        parameters=trained.adapter.num_learned if isinstance(trained.adapter, Adapter) else 0,
         fit=trained.fit,
+        **({"head": trained.head} if trained.head else {}),
         adapter_of=trained.adapter_of,
         train=trained.shots,
         tests={test.name: found.fingerprint for test, found in tests.items()},
@@ -209,7 +210,7 @@ def perform(run: Run, workspace: Workspace, store: Store) -> Record:
         environment=environment(device),
     )
     if trained.images:
-        _save(run, trained.method, trained.images, record, store.home(run))
+        _save(run, trained.adapter, record, store.home(run))
     return record
 
 
@@ -217,8 +218,9 @@ def perform(run: Run, workspace: Workspace, store: Store) -> Record:
 class Trained:
     """A method that is ready to be tested, and where its parameters come from."""
 
-    method: Method
+    adapter: Adapter | Method
     fit: Mapping[str, Any] | None = None  # settings of the training
+    head: Mapping[str, Any] | None = None  # how it was chosen
     seconds: float = 0.0
     shots: str | None = None  # fingerprint of the list that it was trained on
     images: ImageSet | None = None  # if it was trained just now
@@ -229,7 +231,7 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
     recipe, settings = _recipe(run)
     backbone = workspace.backbone(run)
     if recipe is None:
-        return Trained(method=create_method(run.method, backbone, **settings))
+        return Trained(adapter=create_method(run.method, backbone, **settings))
     images = workspace.shots(run)
     shots = list_fingerprint(images)
     found = _trained_before(run, images, workspace, store)
@@ -242,9 +244,13 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
         try:
             result = fit(
                 method, images, recipe=recipe, seed=run.seed, thresholds=False, checkpoint=checkpoint,
+                head=run.head or method.head_alone,
                 resume=True, workers=workspace.workers, progress=False,
             )  # fmt: skip
-            return Trained(method=method, fit=result.settings, seconds=result.seconds, shots=shots, images=images)
+            return Trained(
+                adapter=result, fit=result.settings, head=result.training.get("head"), shots=shots, images=images,
+                seconds=result.seconds + result.head_seconds,
+            )  # fmt: skip
         except PerlclipError:
             if not interrupted:
                 raise
@@ -263,19 +269,17 @@ def _trained_before(run: Run, images: ImageSet, workspace: Workspace, store: Sto
                 adapter = load_adapter(store.home(other), backbone=workspace.backbone(run))
             except PerlclipError:  # damaged since: train again
                 continue
-            return Trained(method=adapter.method, fit=record["fit"], adapter_of=other.name)
+            return Trained(adapter=adapter, fit=record["fit"], head=record.get("head"), adapter_of=other.name)
     return None
 
 
-def _save(run: Run, method: Method, images: ImageSet, record: Record, folder: Path) -> None:
+def _save(run: Run, adapter: Adapter | Method, record: Record, folder: Path) -> None:
     # The card says the method, its settings and the backbone itself.
     used = {key: value for key, value in record["fit"].items() if key not in ("method", "config", "backbone")}
     training = {"protocol": run.protocol, "source": f"{run.suite}/{run.dataset}", "shots": run.shots}
     training |= {"recipe_name": run.recipe, **used, "environment": record["environment"]}
-    save_adapter(
-        method, folder, class_names=images.class_names, template=images.template,
-        training=training, metrics=record["metrics"],
-    )  # fmt: skip
+    training |= {"head": record["head"]} if "head" in record else {}
+    save_adapter(adapter, folder, training=training, metrics=record["metrics"])
 
 
 def _predictions(result: Evaluation) -> dict[str, list[int]]:

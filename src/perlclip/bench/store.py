@@ -38,6 +38,7 @@ class Run:
     seed: int = 0
     backbone: str = "tiny"
     precision: str = "float32"
+    head: bool = False  # whether the adapter has a head, where the method can do without
 
     @property
     def name(self) -> str:
@@ -48,11 +49,13 @@ class Run:
         unsaid = (self.settings, self.backbone, self.precision)
         if unsaid != ((), USUAL_BACKBONES.get(self.suite, "tiny"), "float32"):
             words.append(hashlib.sha256(repr(unsaid).encode()).hexdigest()[:8])
+        words += ["head"] * self.head
         return "/".join([self.protocol, self.suite, self.dataset, "-".join(words)])
 
     def identity(self) -> dict[str, Any]:
-        """As the record has it."""
-        return as_json({**asdict(self), "settings": dict(self.settings)})
+        """As the record has it: without a head, as before there were any."""
+        fields = {key: value for key, value in asdict(self).items() if key != "head" or value}
+        return as_json({**fields, "settings": dict(self.settings)})
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability, and steps if asked for.")
 @options("class-names", "template", "backbone")
 @click.option("--batch-size", type=POSITIVE, default=32)
-@options("steps", "max-mean-steps")
+@options("steps", "max-mean-steps", "head")
 @click.option("--max-ms", type=float, metavar="X", help="Milliseconds for a batch; its base pass is always made.")
 @options("device", "dtype", "compile", "workers")
 def predict(
@@ -73,7 +73,7 @@ def _write(path: Path, found: "Prediction", form: str | None, with_steps: bool) 
 @options("template", "backbone")
 @click.option("--batch-size", type=POSITIVE, default=64)
 @click.option("--json", "as_json", is_flag=True, help="The metrics as one JSON object.")
-@options("steps", "max-mean-steps", "data", "device", "dtype", "compile", "workers")
+@options("steps", "max-mean-steps", "head", "data", "device", "dtype", "compile", "workers")
 def eval_(
     adapter: Path, data: str, split: str | None, class_names: Any, template: str | None, root: Path | None,
     backbone: str | None, device: str, dtype: str, as_json: bool, **how: Any,

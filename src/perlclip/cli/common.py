@@ -66,6 +66,9 @@ _SHARED = {
         "--class-names", type=_ClassNames(listed=True),
         help="Other classes than the adapter's: a name a line, or a JSON list.",
     ),
+    "head": click.option(
+        "--head/--no-head", default=True, help="Answer with the adapter's head, or with its texts alone."
+    ),
     "template": click.option("--template", help="Another prompt than the adapter's."),
     "backbone": click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives."),
     "how": click.option(

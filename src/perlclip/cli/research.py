@@ -74,6 +74,7 @@ def _numbers(kind: click.IntRange) -> Any:
 @click.option(
     "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for those of the methods that have it."
 )
+@click.option("--head", is_flag=True, help="With a head for the classes trained on: rows of their own, `+ head`.")
 @click.option("--dry-run", is_flag=True, help="Only list the runs that would be done, with an estimate of time.")
 @click.option(
     "--data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="ROOT",
@@ -100,8 +101,9 @@ def bench(
 ) -> None:  # fmt: skip
     """Run PROTOCOL for several methods, data sets and seeds. The same command again goes on.
 
-    PROTOCOL is base-to-novel, cross-dataset, domain-shift, few-shot, or all, the first three of these; or for PERL
-    ablation-modality, -depth, -steps, -variant, -anchor or -rank, which vary one setting under base-to-novel.
+    PROTOCOL is base-to-novel, cross-dataset, domain-shift, or all, these three; few-shot; generalised, which is
+    base-to-novel with all classes to choose from; or for PERL ablation-modality, -depth, -steps, -variant, -anchor
+    or -rank, which vary one setting under base-to-novel.
     """
     from perlclip.bench.machines import Machines, cuda_cards
     from perlclip.bench.protocols import ABLATED, ABLATIONS, Benchmark

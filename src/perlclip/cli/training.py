@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import perlclip
 from perlclip.cli.common import BACKBONE, CLASS_NAMES, FOLDER, NATURAL, POSITIVE, SEED, method_settings, options
 from perlclip.errors import PerlclipError
+
+if TYPE_CHECKING:
+    from perlclip.adapters.folder import Adapter
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -32,12 +35,15 @@ CHECKPOINT = "checkpoint.safetensors"
     "--class-names", type=CLASS_NAMES, help="File: a name a line in sorted folder order, or JSON {folder: name}."
 )
 @click.option("--template", help="Prompt; {} is the class name. The set's own, or 'a photo of a {}.', if not given.")
+@click.option(
+    "--head/--no-head", default=True, help="Make a head for the classes trained on, if shots held out are better off."
+)
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
 @options("data", "device", "dtype", "compile", "workers")
 def fit(
     data: str, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
-    shots: int | None, val: int, class_names: Any, template: str | None, resume: bool, overwrite: bool,
+    shots: int | None, val: int, class_names: Any, template: str | None, head: bool, resume: bool, overwrite: bool,
     root: Path | None, device: str, dtype: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder of class folders, a CSV manifest with columns path,label, toybox:NAME,
@@ -58,13 +64,17 @@ def fit(
     given = {key: value for key, value in changes.items() if value is not None}
     fitted: Adapter
     if not cls.recipes and not cls.trains(cls.config_class.checked(method, own)):
-        # An adapter of nothing but class names and prompt, so that `predict` and `eval` work for zero-shot CLIP, too.
+        # Without a head it is nothing but class names and prompt, so that `predict` and `eval` work here, too.
         loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
         adapted = perlclip.create_method(method, loaded, **own)
-        fitted = Adapter(method=adapted, class_names=train.class_names, template=train.template)
+        fitted = (
+            perlclip.fit(adapted, train, seed=seed, workers=workers)
+            if head
+            else Adapter(method=adapted, class_names=train.class_names, template=train.template)
+        )
         metrics: dict[str, Any] = {"validation": perlclip.evaluate(fitted, held_out).metrics()} if len(held_out) else {}
         perlclip.save_adapter(fitted, out, metrics=metrics)
-        _report_fit(metrics, 0.0, out)
+        _report_fit(fitted, metrics, out)
         return
     recipe, dataset = recipe or default_recipe(method), published_name(data)
     chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset)[0], **given)
@@ -77,17 +87,18 @@ def fit(
     )
     with _resume_hint(out):
         result = perlclip.fit(
-            adapted, train, recipe=chosen, seed=seed, checkpoint=out / CHECKPOINT, resume=resume, compile=compile,
-            workers=workers,
+            adapted, train, recipe=chosen, seed=seed, head=head, checkpoint=out / CHECKPOINT, resume=resume,
+            compile=compile, workers=workers,
         )  # fmt: skip
-        metrics = {"final_loss": sum(result.losses[-10:]) / len(result.losses[-10:])}
+        last = result.losses[-10:]
+        metrics = {"final_loss": sum(last) / len(last)} if last else {}
         if len(held_out):
             tested = perlclip.evaluate(result, held_out, state=result.state, compile=compile, workers=workers)
             metrics["validation"] = tested.metrics()
         training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         (out / CHECKPOINT).unlink(missing_ok=True)
-    _report_fit(metrics, result.seconds, out)
+    _report_fit(result, metrics, out)
 
 
 @click.command()
@@ -120,7 +131,7 @@ def set_thresholds(
         raise PerlclipError(
             f"{data} does not give the images that {adapter} was trained on; use fit's DATA and options"
         )
-    found = perlclip.set_thresholds(loaded.method, train, seed=seed, workers=workers)
+    found = perlclip.set_thresholds(loaded, train, seed=seed, workers=workers)
     perlclip.save_adapter(loaded, adapter, thresholds=found)
     click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps per image on {found.views} training views")
 
@@ -154,9 +165,13 @@ def _resume_hint(out: Path) -> Iterator[None]:
         raise kind(f"{str(error) or 'interrupted'}{where}") from error
 
 
-def _report_fit(metrics: dict[str, Any], seconds: float, out: Path) -> None:
+def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path) -> None:
     from perlclip.methods.registry import plugins
+    from perlclip.training.loop import FitResult
 
+    seconds, choice = (fitted.seconds, fitted.choice) if isinstance(fitted, FitResult) else (0.0, None)
+    if choice:
+        click.echo(choice.sentence)
     if "validation" in metrics:
         steps = metrics["validation"]["step_accuracy"]
         path = f"zero-shot {steps[0]:.1f} % → {steps[-1]:.1f} %" if len(steps) > 1 else f"{steps[0]:.1f} %"

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.text.classes import Classes, check_class_names, spelling
+from perlclip.text.classes import Classes, check_class_names, class_keys
 from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
 
 ImageSource = str | Path | bytes | Image.Image | np.ndarray
@@ -136,8 +135,8 @@ def for_classes(images: ImageSet, class_names: Sequence[str], *, strict: bool = 
     A class that is not on the list is refused. Unless `strict`: then a set with all of the list's classes is cut down
     to them, and one that lacks some is left as it is.
     """
-    order = {key: i for i, key in enumerate(_keys(class_names))}
-    keys = _keys(images.class_names)
+    order = {key: i for i, key in enumerate(class_keys(class_names))}
+    keys = class_keys(images.class_names)
     unknown = [name for name, key in zip(images.class_names, keys, strict=True) if key not in order]
     if strict and unknown:
         raise unknown_name("class", unknown[0], class_names)
@@ -147,16 +146,6 @@ def for_classes(images: ImageSet, class_names: Sequence[str], *, strict: bool = 
     labels = [order[keys[label]] for label in kept.labels]
     unique = images.unique_names and not any(nth for _, nth in order)
     return replace(kept, labels=labels, class_names=tuple(class_names), unique_names=unique)
-
-
-def _keys(names: Sequence[str]) -> list[tuple[str, int]]:
-    """What tells classes apart: the spelling, and for a name that is there twice, which of the two it is."""
-    seen: Counter[str] = Counter()
-    keys = []
-    for plain in map(spelling, names):
-        keys.append((plain, seen[plain]))
-        seen[plain] += 1
-    return keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from perlclip.data.images import read_image
 from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
+from perlclip.heads.answering import Answering
 from perlclip.methods.base import Method
 from perlclip.methods.perl import Perl
 from perlclip.text.classes import Classes, are_novel, check_class_names
@@ -58,9 +59,9 @@ class Classifier:
 
     From what `fit` or `load_adapter` gave it takes class names, template and thresholds; a method alone needs class
     names. The vocabulary is open: names that were not trained on make the classes `novel`, which some methods answer
-    differently. `thresholds` are those of adaptive thinking. `compile="auto"` replays small batches as CUDA graphs
-    where there is CUDA, recorded when a size comes the second time; `compile_seconds` says what that has cost. Threads
-    may share a classifier, and classifiers a backbone.
+    differently. `thresholds` are those of adaptive thinking; `head=False` leaves out the adapter's head.
+    `compile="auto"` replays small batches as CUDA graphs where there is CUDA, recorded when a size comes the second
+    time; `compile_seconds` says what that has cost. Threads may share a classifier, and classifiers a backbone.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Classifier:
         *,
         novel: bool | None = None,
         thresholds: Thresholds | None = None,
+        head: bool = True,
         compile: str = "auto",
     ) -> None:
         if isinstance(trained, Adapter):
@@ -92,7 +94,9 @@ class Classifier:
         self._pace = Pace()
         self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
-        self._compiled = Compiled(lambda pixels: [method.logits(pixels, self._state)], method.backbone.device, compile)
+        kept = trained.head if head and isinstance(trained, Adapter) else None
+        self._answering = answering = Answering(method, self._state, kept)
+        self._compiled = Compiled(lambda pixels: [answering.logits(pixels)], method.backbone.device, compile)
         self._encoded: Tensor | None = None  # what was recorded reads these class embeddings
         self._lock = Lock()  # a graph's input and output are one place for all threads
 
@@ -111,13 +115,14 @@ class Classifier:
         backbone: Backbone | str | None = None,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "float32",
+        head: bool = True,
         compile: str = "auto",
     ) -> "Classifier":
         """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open."""
         if class_names is not None:
             check_class_names(class_names)
         adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype)
-        return cls(adapter, class_names, template, compile=compile)
+        return cls(adapter, class_names, template, head=head, compile=compile)
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a str is one image, not many
@@ -205,13 +210,13 @@ class Classifier:
                 self._compiled.forget()
         if plan is None:
             return self._logits(pixels), [self.method.image_steps] * len(pixels)
-        answer = plan.answer(pixels, self._state)
+        answer = self._answering.answer(plan, pixels)
         return answer.logits_BC, answer.steps_B.tolist()
 
     def _logits(self, pixels: Tensor) -> Tensor:
         count = len(pixels)
         if not self._compiled.on or count > SMALL:
-            return self.method.logits(pixels, self._state)
+            return self._answering.logits(pixels)
         size = 1 << (count - 1).bit_length()  # a graph for each power of two, not for each number
         padded = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, size - count))
         with self._lock:

@@ -11,6 +11,7 @@ from perlclip.adapters.folder import Adapter
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
+from perlclip.heads.answering import Answering
 from perlclip.inference.cache import EvalCache, SetCache
 from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
@@ -62,6 +63,7 @@ def evaluate(
     steps: Steps = None,
     max_mean_steps: float | None = None,
     thresholds: Thresholds | None = None,
+    head: bool = True,
     batch_size: int = 64,
     workers: int = 0,
     compile: str = "auto",
@@ -74,6 +76,7 @@ def evaluate(
     `novel=True` says that these are not the classes trained on, which MMRL and MMRL++ answer differently; an adapter,
     such as `fit` gives, knows it by itself. PERL takes all K steps, or `steps` of them, or with `steps="adaptive"` as
     many as the `thresholds`, or else the adapter's, have each image take; `max_mean_steps` bounds their mean.
+    `head=False` leaves out the adapter's head.
 
     `compile="auto"` replays small batches as CUDA graphs where there is CUDA. `state` is that of the set's classes, if
     the method has been asked for it already. A `cache` of the set, used again for other methods and seeds, spares what
@@ -95,20 +98,21 @@ def evaluate(
         raise PerlclipError("the class state is not that of the test set's classes")
     elif novel not in (None, state.novel):
         state = copy_with(state, novel=novel)
+    answering = Answering(method, state, trained.head if head and isinstance(trained, Adapter) else None)
     predictions: list[Tensor] = []
     probabilities: list[Tensor] = []
     taken: list[Tensor] = []
     finite: list[Tensor] = []
-    trajectory = Compiled(lambda pixels: [method.trajectory(pixels, state)], backbone.device, compile, after=3)
+    trajectory = Compiled(lambda pixels: [answering.trajectory(pixels)], backbone.device, compile, after=3)
     trajectory.on &= batch_size <= SMALL and cache.cache.limit == 0  # a graph cannot take what is kept
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
         for images in cache.batches(test_set, backbone, batch_size, workers):
             if plan is not None:
-                answer = plan.answer(images, state)
+                answer = answering.answer(plan, images)
                 logits_KBC = answer.logits_BC[None]
                 taken.append(answer.steps_B)
             else:
-                logits_KBC = trajectory(images.pixels)[0] if trajectory.on else method.trajectory(images, state)
+                logits_KBC = trajectory(images.pixels)[0] if trajectory.on else answering.trajectory(images)
             finite.append(torch.isfinite(logits_KBC).all())
             predictions.append(logits_KBC.argmax(-1))
             probabilities.append(logits_KBC[-1].softmax(-1))

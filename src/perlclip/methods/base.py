@@ -78,6 +78,7 @@ class Method(nn.Module):
     recipes: ClassVar[dict[str, Recipe]]
     rules: ClassVar[tuple[Rule, ...]]
     config_class: ClassVar[type[Config]] = Config
+    head_alone: ClassVar[bool] = False  # whether a head is all that is learned
     made_for: tuple[str, str] = ("", "")  # the recipe and the data set whose settings it has
     given: frozenset[str] = frozenset()  # settings that its maker chose, which no recipe changes
 
@@ -135,6 +136,23 @@ class Method(nn.Module):
     def trajectory(self, images: Images, state: ClassState) -> Tensor:
         """Logits of every refinement step, (K+1, B, C); (1, B, C) for a method that answers at once."""
         return self.logits(images, state)[None]
+
+    def encode_image_steps(self, images: Images) -> Tensor:
+        """Image embeddings of every refinement step, (K+1, B, E); (1, B, E) for a method that answers at once."""
+        return self.encode_image(images)[None]
+
+    def look(self, images: Images, state: ClassState) -> tuple[Tensor, Tensor]:
+        """`trajectory` and `encode_image_steps` in one; the classes are constants, gradients reach the images alone.
+
+        Where logits are the plain similarity, one pass gives both.
+        """
+        if type(self).logits is Method.logits and type(self).trajectory is Method.trajectory:
+            with torch.no_grad():
+                t_CE = self.class_embeddings(state)
+            v_BE = self.encode_image(images)
+            return self.similarity(v_BE, t_CE)[None], v_BE[None]
+        images = self.frozen(images)
+        return self.trajectory(images, state), self.encode_image_steps(images)
 
     def loss(self, images: Images, labels: Tensor, state: ClassState) -> Tensor:
         """The training objective; cross-entropy unless the method says otherwise."""

@@ -312,6 +312,13 @@ class Perl(Method):
         t_KCE = self.class_embedding_steps(state)
         return self.read_out(self.encode_image_steps(images), t_KCE)
 
+    def look(self, images: Images, state: ClassState) -> tuple[Tensor, Tensor]:
+        """The trajectory, and the images' embeddings of every step."""
+        with torch.no_grad():
+            t_KCE = self.class_embedding_steps(state)
+        v_KBE = self.encode_image_steps(images)
+        return self.read_out(v_KBE, t_KCE), v_KBE
+
     def step_logits(self, images: Images, state: ClassState) -> Tensor:
         """Logits of every step alone, whatever the readout: (K+1, B, C). A tower that does not think stays at 0."""
         t_KCE = self.class_embedding_steps(state)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Found by name and imported on use, as `transformers` takes its time.
 FORMS = {
     "zero-shot": "base.Plain",
+    "ridge": "base.Plain",  # its texts; the head is beside it
     "perl": "perl.PlainPerl",
     "coop": "prompts.PlainCoOp",
     "cocoop": "prompts.PlainCoCoOp",

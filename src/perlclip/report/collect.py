@@ -113,7 +113,7 @@ def _identified(run: Mapping[str, Any], weights: str, config: Mapping[str, Any])
         for values in (run["settings"], config)
     )
     own = perl_settings(settings, used) if method == "perl" else settings
-    row = Row(method, tuple(sorted(own.items())), str(run["recipe"]))
+    row = Row(method, tuple(sorted(own.items())), str(run["recipe"]), bool(run.get("head")))
     return Outcome(condition, row, dataset, int(run["seed"]), shots)
 
 

@@ -29,12 +29,13 @@ class Row:
     method: str
     settings: tuple[tuple[str, Any], ...]
     recipe: str
+    head: bool = False
 
     @property
     def label(self) -> str:
-        """`perl (extended) depth=6`; the paper's recipe goes without saying."""
+        """`perl (extended) depth=6 + head`; the paper's recipe goes without saying."""
         recipe = [] if self.recipe in (paper.RECIPE, UNTRAINED) else [f"({self.recipe})"]
-        return " ".join([self.method, *recipe, *([self.setting] if self.settings else [])])
+        return " ".join([self.method, *recipe, *([self.setting] if self.settings else []), *["+ head"] * self.head])
 
     @property
     def setting(self) -> str:
@@ -44,7 +45,7 @@ class Row:
     @property
     def is_paper_perl(self) -> bool:
         """Whether it is PERL with the paper's settings, by whatever recipe."""
-        return self.method == "perl" and not self.settings
+        return self.method == "perl" and not self.settings and not self.head
 
     @property
     def is_ablation(self) -> bool:
@@ -55,7 +56,14 @@ class Row:
     def order(self) -> tuple[Any, ...]:
         """Zero-shot first, PERL last, as in the paper."""
         last = (self.recipe != UNTRAINED) + (self.method == "perl")
-        return last, *rank(self.method, paper.METHODS), self.recipe != paper.RECIPE, self.recipe, self.setting
+        return (
+            last,
+            *rank(self.method, paper.METHODS),
+            self.recipe != paper.RECIPE,
+            self.recipe,
+            self.setting,
+            self.head,
+        )
 
 
 def shown(value: Any) -> str:

@@ -10,7 +10,7 @@ from perlclip.bench.store import UNTRAINED
 from perlclip.report import paper
 from perlclip.report.comparison import Row, Scores, Study, rank, shown
 from perlclip.report.paper import Published
-from perlclip.report.statistics import AVERAGES, DRAWS, Array, by_set, interval, over_seeds
+from perlclip.report.statistics import AVERAGES, DRAWS, HALVES, Array, by_set, interval, over_seeds
 from perlclip.report.tables import OUTSIDE, Cell, Column, Line, Table
 from perlclip.viz.markup import MISSING
 
@@ -216,6 +216,8 @@ def _paper(study: Study, row: Row, dataset: str, metric: str) -> Published | Non
     if not study.condition.has_paper:
         return None
     recipe = "original" if row.recipe.startswith("original") else row.recipe
+    if row.head:
+        return None
     return paper.value(study.condition.protocol, recipe, row.method, dataset, metric, row.setting)
 
 
@@ -256,7 +258,7 @@ def sentences(study: Study) -> list[str]:
         _seeds(study),
         f"In each column the best number is bold and the second best underlined; {MISSING} is where a run is missing.",
     ]
-    if c.protocol == "base-to-novel":
+    if c.protocol in HALVES:
         said.append(
             "The HM of a set is that of its mean base and novel accuracy; “mean of HMs” averages it over the sets, as "
             "the paper does, “HM of means” is that of the averages."
@@ -281,7 +283,7 @@ def _training(study: Study) -> str:
     if not recipes:
         return ", untrained"
     shots = _shots(c.shots) if c.shots else "a few shots"
-    classes = "base class" if c.protocol == "base-to-novel" else "class"
+    classes = "base class" if c.protocol in HALVES else "class"
     source = f" of {c.source}" if c.source else ""
     unless = " unless a row names another" if len(recipes) > 1 else ""
     recipe = paper.RECIPE if paper.RECIPE in recipes else recipes[0]

@@ -1,6 +1,7 @@
 """Classes as text: their names, the sentences the names are put into, when two names are the same, what is novel."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,16 @@ class Classes:
         pairs = zip(usual, classes, strict=True)
         names = tuple(spoken(found[1]) if found else prompt for found, prompt in pairs)
         return cls(names) if all(usual) else cls(names, "{}", tuple(classes))
+
+
+def class_keys(names: Sequence[str]) -> list[tuple[str, int]]:
+    """What tells classes apart: the spelling, and for a name that is there twice, which of the two it is."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for plain in map(spelling, names):
+        keys.append((plain, seen[plain]))
+        seen[plain] += 1
+    return keys
 
 
 def are_novel(names: Sequence[str], trained: Sequence[str]) -> bool:

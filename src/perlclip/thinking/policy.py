@@ -14,7 +14,7 @@ measurements behind this rule.
 Shapes: K stands for the steps 0..K, B images, b those that still think, C classes, E shared width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -29,6 +29,8 @@ from perlclip.methods.perl import Perl
 from perlclip.thinking.limits import Limit
 
 Steps = int | Literal["adaptive"] | None
+# What an adapter makes of a method's logits (B, C), knowing the images' embeddings of the steps 0..k that they took.
+Finish = Callable[[Tensor, Sequence[Tensor]], Tensor]
 NEVER = 1e6  # a lead that no image has: logits are cosines times 100 or so
 AHEAD = 2.0  # steps looked ahead
 NO_THRESHOLDS = (
@@ -78,14 +80,19 @@ def simulate(policy: Policy, logits_KBC: Tensor) -> Tensor:
     return policy.stops(settled_steps(logits_KBC))
 
 
-def image_trajectory(method: Perl, images: Images, state: ClassState) -> Tensor:
+def image_trajectory(method: Perl, images: Images, state: ClassState, finish: Finish | None = None) -> Tensor:
     """What is answered if the images stop after each step: (K+1, B, C)."""
     t_KCE, v = method.class_embedding_steps(state), list(method.encode_image_steps(images))
-    return torch.stack([answered(method, v[: k + 1], t_KCE) for k in range(len(v))])
+    return torch.stack([answered(method, v[: k + 1], t_KCE, finish) for k in range(len(v))])
 
 
-def answered(method: Perl, v: Sequence[Tensor], t_KCE: Tensor) -> Tensor:
+def answered(method: Perl, v: Sequence[Tensor], t_KCE: Tensor, finish: Finish | None = None) -> Tensor:
     """The logits of images with these embeddings of the steps 0..k that they took: (B, C)."""
+    logits_BC = _read_out(method, v, t_KCE)
+    return logits_BC if finish is None else finish(logits_BC, v)
+
+
+def _read_out(method: Perl, v: Sequence[Tensor], t_KCE: Tensor) -> Tensor:
     if not method.readout.looks_back:
         return method.similarity(v[-1], t_KCE[-1])
     steps = len(v) if method.image_steps else len(t_KCE)  # where only texts think, images stay at step 0
@@ -113,7 +120,7 @@ class Plan:
     policy: Policy = ALL_STEPS
     limits: Sequence[Limit] = ()
 
-    def answer(self, images: Images, state: ClassState) -> Answer:
+    def answer(self, images: Images, state: ClassState, finish: Finish | None = None) -> Answer:
         """Answer a batch of images; what is done is no part of the next step."""
         method = self.method
         t_KCE = method.class_embedding_steps(state)
@@ -121,7 +128,7 @@ class Plan:
             limit.begin(len(images))
         thinking, project = method.begin(images), method.backbone.vision.project
         v = [project(thinking.h_BD)]  # of each step, of the images that still think
-        logits_BC = answered(method, v, t_KCE)
+        logits_BC = answered(method, v, t_KCE, finish)
         place_b = torch.arange(len(images), device=images.device)
         steps_B = torch.zeros_like(place_b)
         now_bC, before_bC = logits_BC.clone(), None
@@ -142,7 +149,7 @@ class Plan:
                 v = [v_bE[going_b] for v_bE in v]
             thinking = thinking.step()
             v.append(project(thinking.h_BD))
-            before_bC, now_bC = now_bC, answered(method, v, t_KCE)
+            before_bC, now_bC = now_bC, answered(method, v, t_KCE, finish)
             logits_BC[place_b], steps_B[place_b] = now_bC, k + 1
         return Answer(logits_BC, steps_B)
 

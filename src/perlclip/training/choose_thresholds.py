@@ -16,9 +16,10 @@ from perlclip.adapters.folder import Adapter
 from perlclip.data.loading import fixed_views, random_views
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
+from perlclip.heads.answering import Answering
 from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
-from perlclip.thinking.policy import NEVER, Policy, image_trajectory, require_steps, settled_steps
+from perlclip.thinking.policy import NEVER, Policy, require_steps, settled_steps
 from perlclip.thinking.thresholds import Point, Thresholds
 
 AGREEMENT = 0.995  # with step K, on the views; docs/adaptive.md says how it was chosen
@@ -56,10 +57,11 @@ def set_thresholds(
     total = min(len(train_set), IMAGES)
     train_set = train_set.select(i * len(train_set) // total for i in range(total))
     state = state or method.class_state(train_set.classes)
+    answering = Answering(method, state, trained.head if isinstance(trained, Adapter) else None)
     trajectories = []
     with progress_bar("thresholds", total * (1 + views), show=progress) as bar:
         for pixels in training_views(method, train_set, views, seed, batch_size, workers):
-            trajectories.append(image_trajectory(method, pixels, state).cpu())
+            trajectories.append(answering.image_trajectory(pixels).cpu())
             bar(len(pixels))
     return choose(torch.cat(trajectories, 1), agreement)
 

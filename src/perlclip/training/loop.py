@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from perlclip.methods.recipe import Recipe
 from perlclip.methods.registry import default_recipe, find_recipe
 from perlclip.progress import progress_bar
 from perlclip.training.checkpoint import read_checkpoint, save_checkpoint
+from perlclip.training.choose_head import Choice, choose_head
 from perlclip.training.choose_thresholds import set_thresholds
 from perlclip.training.environment import environment
 from perlclip.training.optimizer import build_optimizer
@@ -49,7 +51,8 @@ HELD_BYTES = 2**28  # image files up to so many bytes together are read once
 class FitResult(Adapter):
     """What training made, an adapter ready to be saved or used, and how it went.
 
-    `settings` is everything that the result depends on; `state` what is frozen of the classes trained on.
+    `settings` is everything that the training depends on; `state` what is frozen of the classes trained on; `choice`
+    how the head was chosen, in `head_seconds`.
     """
 
     losses: list[float] = field(repr=False)
@@ -58,6 +61,8 @@ class FitResult(Adapter):
     images_per_second: float
     settings: dict[str, Any] = field(repr=False)
     state: ClassState = field(repr=False)
+    choice: Choice | None = None
+    head_seconds: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -77,6 +82,8 @@ def fit(
     dataset: str = "",
     seed: int = 1,
     thresholds: bool = True,
+    head: bool = True,
+    rehearse: bool = True,
     compile: str = "auto",
     checkpoint: str | Path | None = None,
     resume: bool = False,
@@ -90,6 +97,11 @@ def fit(
     `strong` or `original`. A recipe whose settings the method does not have is refused. PERL's thresholds for
     adaptive thinking are set at the end, unless `thresholds=False`.
 
+    Unless `head=False`, the result has a head for the classes trained on, or a mixture with zero-shot's answer, or
+    neither, whatever is best for shots held out: see `choose_head`. For that, a method that trains is trained twice,
+    once on three quarters of the shots; with `rehearse=False` it is not, and zero-shot is no candidate. Of a method
+    that has nothing to train, `zero-shot` or `ridge`, the head is all that is made.
+
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not. A backbone in float16 trains
     with a loss scale that adapts; the method's parameters are always float32. With a `checkpoint` file the state is
     written every half minute, on Ctrl-C and at the end, and `resume=True` goes on from it to the same result, on the
@@ -99,51 +111,113 @@ def fit(
         raise PerlclipError("resume needs the checkpoint file to go on from")
     if not len(train_set):
         raise PerlclipError("the training set has no images")
-    name, found = _resolve(method, recipe, dataset)
     train_set = train_set.in_memory(HELD_BYTES)
+    if head and not method.num_trainable:
+        return _head_alone(method, train_set, seed, workers)
+    name, found = _resolve(method, recipe, dataset)
     run = _Run(method, train_set, found, seed, compile)
     path = Path(checkpoint) if checkpoint else None
     if resume and path and path.exists():
         run.load(path)
     started = time.perf_counter()
-    method.train()
-    try:
-        run.train(path, workers, progress)
-    finally:
-        run.release()
-    method.eval()
-    run.take_average()
-    run.require_finite()
+    run.complete(path, workers, progress)
     if path:
         run.save(path)
     seconds = time.perf_counter() - started
-    used = {key: value for key, value in run.settings.items() if key not in ("method", "config", "backbone")}
-    training: dict[str, Any] = {"source": train_set.name, "shots": train_set.shots, "recipe_name": name, **used}
-    training |= {"seconds": round(seconds, 2), "environment": environment(method.backbone.device)}
-    settled = None
-    if thresholds and method.image_steps:
-        settled = set_thresholds(
-            method, train_set, state=run.class_state, seed=seed, workers=workers, progress=progress
+    made, choice = None, None
+    if head:
+        # Fresh methods, so that an interrupt or another initialisation of this one cannot change what is chosen.
+        def rehearsal(fresh: Method, part: ImageSet) -> None:
+            again = _Run(fresh, part, found, seed, compile, copy(run.class_state))
+            again.complete(None, workers, progress, "rehearsal")
+
+        made, choice = choose_head(
+            method, train_set, train=rehearsal if rehearse else None, state=run.class_state, seed=seed, workers=workers
         )
-    return FitResult(
+    result = FitResult(
         method=method,
         class_names=train_set.class_names,
         template=train_set.template,
-        training=training,
-        thresholds=settled,
+        training=_record(run.settings, train_set, method, name, seconds, choice),
+        head=made,
         losses=run.losses,
         seconds=seconds,
         compile_seconds=run.gradients.seconds,
         images_per_second=run.images / seconds,
         settings=run.settings,
         state=run.class_state,
+        choice=choice,
+        head_seconds=time.perf_counter() - started - seconds,
     )
+    if not thresholds or not method.image_steps:
+        return result
+    settled = set_thresholds(result, train_set, state=run.class_state, seed=seed, workers=workers, progress=progress)
+    return replace(result, thresholds=settled)
+
+
+def _head_alone(method: Method, train_set: ImageSet, seed: int, workers: int) -> FitResult:
+    """Of a method that has nothing to train."""
+    started, state, settings = (
+        time.perf_counter(),
+        method.class_state(train_set.classes),
+        _describe(method, train_set, seed),
+    )
+    made, choice = choose_head(method.eval(), train_set, state=state, seed=seed, workers=workers)
+    seconds = time.perf_counter() - started
+    return FitResult(
+        method=method,
+        class_names=train_set.class_names,
+        template=train_set.template,
+        training=_record(settings, train_set, method, "", seconds, choice),
+        head=made,
+        losses=[],
+        seconds=seconds,
+        compile_seconds=0.0,
+        images_per_second=len(train_set) / seconds,
+        settings=settings,
+        state=state,
+        choice=choice,
+    )
+
+
+def _record(
+    settings: dict[str, Any], train_set: ImageSet, method: Method, name: str, seconds: float, choice: Choice | None
+) -> dict[str, Any]:
+    """The training record of an adapter; its card says the method, its settings and the backbone itself."""
+    used = {key: value for key, value in settings.items() if key not in ("method", "config", "backbone")}
+    return {
+        "source": train_set.name,
+        "shots": train_set.shots,
+        "recipe_name": name,
+        **used,
+        "seconds": round(seconds, 2),
+        "environment": environment(method.backbone.device),
+        **({"head": choice.record()} if choice else {}),
+    }
+
+
+def _describe(method: Method, train_set: ImageSet, seed: int, recipe: Recipe | None = None) -> dict[str, Any]:
+    """Everything a training depends on, as plain data."""
+    backbone = method.backbone
+    return {
+        "method": method.name,
+        "config": config_dict(method),
+        "recipe": asdict(recipe) if recipe else None,
+        "seed": seed,
+        "dtype": str(backbone.dtype).removeprefix("torch."),
+        "backbone": backbone.fingerprint,
+        "data": train_set.fingerprint(),
+        "images": len(train_set),
+    }
 
 
 class _Run:
     """The mutable state of one training: parameters, optimiser, and how far it has come."""
 
-    def __init__(self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, compile: str) -> None:
+    def __init__(
+        self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, compile: str,
+        state: ClassState | None = None,
+    ) -> None:  # fmt: skip
         self.method, self.train_set, self.recipe, self.seed = method, train_set, recipe, seed
         backbone = method.backbone
         scaled = backbone.dtype == torch.float16
@@ -155,7 +229,7 @@ class _Run:
         # A scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones.
         self.scaler = torch.amp.GradScaler(backbone.device.type, init_scale=256.0, enabled=scaled)
         self.averages = {name: torch.zeros_like(p) for name, p in method.named_parameters()} if recipe.average else {}
-        self.class_state = method.class_state(train_set.classes)
+        self.class_state = state or method.class_state(train_set.classes)
         self.gradients = Compiled(self._gradients, backbone.device, compile, after=RECORD_AFTER)
         self.gradients.on &= self.ahead
         self.unread: list[Tensor] = []
@@ -165,12 +239,25 @@ class _Run:
             self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]  # fused optimisers step only while it is 0
         self.epoch = 0
         self.step = 0
-        self.settings = self._describe()  # reads the images' bytes: before training, not when it is over
+        self.settings = _describe(
+            method, train_set, seed, recipe
+        )  # reads the images' bytes: before training, not when it is over
         self.images = 0
         self.losses: list[float] = []
         self.saved = time.monotonic()
 
-    def train(self, path: Path | None, workers: int, progress: bool) -> None:
+    def complete(self, path: Path | None, workers: int, progress: bool, title: str = "fit") -> None:
+        """Train, and leave the method ready to answer."""
+        self.method.train()
+        try:
+            self.train(path, workers, progress, title)
+        finally:
+            self.release()
+        self.method.eval()
+        self.take_average()
+        self.require_finite()
+
+    def train(self, path: Path | None, workers: int, progress: bool, title: str) -> None:
         """All epochs, or what is left of them."""
         epochs = [self._order(epoch) for epoch in range(self.recipe.epochs)]
         order = [(e, batch) for e, batches in enumerate(epochs) if e >= self.epoch for batch in batches][self.step :]
@@ -178,7 +265,7 @@ class _Run:
         scale, total = self.recipe.crop_scale, sum(map(len, epochs))
         views = random_views(self.train_set, preprocess, scale, order, device, seed=self.seed, workers=workers)
         with (
-            progress_bar("fit", total, show=progress, done=self.steps) as bar,
+            progress_bar(title, total, show=progress, done=self.steps) as bar,
             _interrupt_flag() as interrupted,
             closing(views) as batches,
         ):
@@ -261,20 +348,6 @@ class _Run:
         """Refuse a result with infinities; the loss is checked before each step and cannot see the last one."""
         if not all(torch.isfinite(p).all() for p in self.method.parameters()):
             raise PerlclipError(f"the weights are no longer finite; lower the learning rate ({self.recipe.lr:g})")
-
-    def _describe(self) -> dict[str, Any]:
-        """Everything the result depends on, as plain data."""
-        backbone = self.method.backbone
-        return {
-            "method": self.method.name,
-            "config": config_dict(self.method),
-            "recipe": asdict(self.recipe),
-            "seed": self.seed,
-            "dtype": str(backbone.dtype).removeprefix("torch."),
-            "backbone": backbone.fingerprint,
-            "data": self.train_set.fingerprint(),
-            "images": len(self.train_set),
-        }
 
     def save(self, path: Path) -> None:
         """Write the state after the last complete step."""

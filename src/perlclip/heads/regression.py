@@ -1,0 +1,82 @@
+"""Ridge regression of one-hot labels on image embeddings, in closed form, for all strengths at once.
+
+    minimise |Y - X W - 1 bᵀ|² + lambda |W|²
+
+The intercept b is not penalised, so X and Y are centred, and with the thin decomposition X = U S Vᵀ
+
+    W = V diag(s / (s² + lambda)) Uᵀ Y         H = U diag(s² / (s² + lambda)) Uᵀ + 11ᵀ / N
+
+come from one eigendecomposition, of XᵀX or XXᵀ, whichever is smaller. Answers for samples that were not in the fit are
+exact without another one: for a group g left out together, y_g - f₋g(x_g) = (I - H_gg)⁻¹ (y_g - f(x_g)).
+
+All of it in float64 on the CPU: a hundred classes of sixteen images take a fraction of a second.
+
+Shapes: N samples, E embedding width, C classes, R the smaller of N and E, L strengths, g samples of one group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from perlclip.errors import PerlclipError
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Embeddings and labels decomposed, from which the solution for any strength is a product away."""
+
+    u_NR: Tensor
+    s_R: Tensor
+    v_ER: Tensor
+    y_NC: Tensor  # centred
+    center_E: Tensor
+    mean_C: Tensor
+
+    @classmethod
+    def of(cls, x_NE: Tensor, labels_N: Tensor, classes: int) -> "Ridge":
+        """From unit embeddings and their labels; a class without a sample is never the answer."""
+        if not len(x_NE) or len(x_NE) != len(labels_N):
+            raise PerlclipError(f"ridge regression needs a label for each embedding, got {len(labels_N)}, {len(x_NE)}")
+        x_NE = x_NE.detach().cpu().double()
+        y_NC = F.one_hot(labels_N.cpu().long(), classes).double()
+        center_E, mean_C = x_NE.mean(0), y_NC.mean(0)
+        x_NE, y_NC = x_NE - center_E, y_NC - mean_C
+        wide = x_NE.shape[1] > len(x_NE)
+        d_R, basis = torch.linalg.eigh(x_NE @ x_NE.T if wide else x_NE.T @ x_NE)
+        kept = d_R > d_R[-1].clamp(min=1e-12) * 1e-12  # the rest is rounding: samples that others make up, the centre
+        d_R, basis = d_R[kept], basis[:, kept]
+        s_R = d_R.sqrt()
+        u_NR, v_ER = (basis, x_NE.T @ basis / s_R) if wide else (x_NE @ basis / s_R, basis)
+        return cls(u_NR, s_R, v_ER, y_NC, center_E, mean_C)
+
+    def solution(self, strength: float) -> tuple[Tensor, Tensor]:
+        """Weight (C, E) and bias (C,): scores of an embedding x are weight x + bias, those of one sample sum to 1."""
+        weight_CE = self.y_NC.T @ (self.u_NR * (self.s_R / (self.s_R.square() + _positive(strength)))) @ self.v_ER.T
+        return weight_CE, self.mean_C - weight_CE @ self.center_E
+
+    def left_out(self, strengths: Sequence[float], groups_N: Tensor) -> Tensor:
+        """Scores of each sample from a fit without its group, (L, N, C)."""
+        order_N = groups_N.cpu().argsort(stable=True)
+        sizes = torch.unique_consecutive(groups_N.cpu()[order_N], return_counts=True)[1]
+        members = torch.split(order_N, sizes.tolist())
+        projected_RC = self.u_NR.T @ self.y_NC
+        scores_LNC = torch.empty(len(strengths), *self.y_NC.shape, dtype=torch.float64)
+        for size in sizes.unique().tolist():
+            place_Gg = torch.stack([place for place in members if len(place) == size])
+            u_GgR, y_GgC = self.u_NR[place_Gg], self.y_NC[place_Gg]
+            eye = torch.eye(size, dtype=torch.float64) - 1 / len(self.u_NR)
+            for scores_NC, strength in zip(scores_LNC, strengths, strict=True):
+                shrunk_GgR = u_GgR * (self.s_R.square() / (self.s_R.square() + _positive(strength)))
+                rest_GgC = y_GgC - shrunk_GgR @ projected_RC
+                apart_GgC = torch.linalg.solve(eye - shrunk_GgR @ u_GgR.mT, rest_GgC)
+                scores_NC[place_Gg] = y_GgC - apart_GgC + self.mean_C
+        return scores_LNC
+
+
+def _positive(strength: float) -> float:
+    if not strength > 0:
+        raise PerlclipError(f"the strength of ridge regression must be positive, got {strength}")
+    return strength

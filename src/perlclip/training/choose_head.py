@@ -1,0 +1,266 @@
+"""`choose_head`: the head of what was trained, and how it is mixed with the texts' answer, from the shots alone.
+
+Four numbers are chosen on shots that the answer in question has not seen: ridge regression's strength, the weights of
+texts and ridge regression in the sum, and the share of the adapted answer against zero-shot's. Where nothing but the
+head is trained, each shot in turn is left out, which is exact and costs one decomposition. A trained method has seen
+its shots, and its answers to them are too good; so training is *rehearsed* on three quarters of them, and the rest is
+looked at; with fewer shots several times, each time without others. One shot of each class leaves nothing to look at:
+fixed numbers.
+
+The measure is the mean log-probability of the true class. A few dozen images decide, so what is hardly worse than the
+best, by half a standard error of the difference, counts as good as it: of that, the largest share is taken, then what
+leans least on ridge regression. Where an answer without a head is clearly more often right, by a standard error, it is
+taken instead. docs/strong.md has the measurements behind this.
+
+Shapes: N images, C classes, E embedding width, L strengths, S scales, G points of the grid.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perlclip.data.loading import fixed_views
+from perlclip.data.sets import ImageSet
+from perlclip.heads.head import Head, features, make_head
+from perlclip.heads.regression import Ridge
+from perlclip.methods.base import ClassState, Method
+from perlclip.methods.seeding import Seeded
+
+STRENGTHS = tuple(10 ** (k / 2) for k in range(-4, 3))
+TEXTS = tuple(2.0**k for k in range(-6, 1))
+SCALES = (0.0, *(2.0**k for k in range(-2, 7)))
+SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+SLACK = 0.5  # standard errors of a difference that do not count
+CLEAR = 1.0  # those by which accuracy overrules
+FEATURES = "first"  # see `heads.head.FEATURES`
+PART, REHEARSED = 4, 16  # a rehearsal holds out one shot of so many; up to so many shots are trained on in rehearsals
+IMAGES = 1000  # at most, to choose on
+BATCH = 64
+
+Train = Callable[[Method, ImageSet], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """What zero-shot CLIP, the method's texts and ridge regression of each strength say about shots left out."""
+
+    labels_N: Tensor
+    zero_NC: Tensor
+    adapted_NC: Tensor
+    scores_LNC: Tensor
+
+    def some(self, most: int) -> "HeldOut":
+        """So many of the images, spread over all."""
+        place = torch.arange(most) * len(self.labels_N) // most if len(self.labels_N) > most else slice(None)
+        return HeldOut(
+            labels_N=self.labels_N[place], zero_NC=self.zero_NC[place], adapted_NC=self.adapted_NC[place],
+            scores_LNC=self.scores_LNC[:, place],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The numbers chosen, how, and what they and the answers without a head did on the shots held out, in percent."""
+
+    strength: float
+    text: float
+    scale: float
+    share: float
+    how: str
+    trained: bool = True  # whether there is anything adapted but the head
+    images: int = 0
+    zero_shot: float | None = None
+    adapted: float | None = None
+    chosen: float | None = None
+
+    @property
+    def answer(self) -> str:
+        """What the adapter answers with, in words."""
+        whole = {1.0: "adapted" if self.trained else "zero-shot", 0.0: "zero-shot"}
+        texts = whole.get(self.share, f"{self.share:g} adapted, {1 - self.share:g} zero-shot")
+        return f"{texts} + head" if self.scale else texts
+
+    @property
+    def sentence(self) -> str:
+        """For the screen."""
+        if self.chosen is None or self.zero_shot is None:
+            return f"too few shots to hold any out; the adapter answers with: {self.answer}"
+        adapted = f", adapted {self.adapted:.1f} %" if self.trained else ""
+        both = f", {self.answer} {self.chosen:.1f} %" if self.answer not in ("zero-shot", "adapted") else ""
+        ending = "zero-shot is better: nothing adapted" if self.share == 0 and not self.scale else self.answer
+        seen = f"held-out accuracy on {self.images} shots ({self.how}): zero-shot {self.zero_shot:.1f} %"
+        return f"{seen}{adapted}{both}; the adapter answers with: {ending}"
+
+    def record(self) -> dict[str, Any]:
+        """For the training record; the numbers themselves are the head's."""
+        measured = {
+            "zero-shot": self.zero_shot,
+            "adapted": self.adapted if self.trained else None,
+            "chosen": self.chosen,
+        }
+        accuracy = {key: round(value, 2) for key, value in measured.items() if value is not None}
+        return {"answer": self.answer, "how": self.how, "images": self.images, "accuracy": accuracy}
+
+
+# With one shot: on the toybox better than zero-shot in the mean and on no set worse by half a point.
+FIXED = Choice(strength=1.0, text=1.0, scale=16.0, share=1.0, how="fixed")
+
+
+def choose_head(
+    method: Method,
+    train_set: ImageSet,
+    *,
+    train: Train | None = None,
+    state: ClassState | None = None,
+    seed: int = 1,
+    workers: int = 0,
+) -> tuple[Head | None, Choice]:
+    """The head of a trained method and how it was chosen; no head where the method's own answer is as good.
+
+    `train` trains a fresh method of the same kind as this one was trained; without it there is no rehearsal, and the
+    shots' own text answers are taken for what they are. `state` is that of the images' classes.
+    """
+    state = state or method.class_state(train_set.classes)
+    seen = _look(method, train_set, state, workers)
+    ridge = seen.ridge()
+    splits = list(_splits(train_set, seed))
+    if not splits:
+        choice = FIXED
+    else:
+        alone = HeldOut(
+            labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC,
+            scores_LNC=ridge.left_out(STRENGTHS, torch.arange(len(train_set))),
+        )  # fmt: skip
+        if train is None or not method.num_trainable:
+            choice = choose(alone, (1.0,), "each left out")
+        else:
+            frozen_LNC = alone.scores_LNC if seen.frozen else None
+            held = [_rehearsed(method, train_set, split, train, state, frozen_LNC, seed, workers) for split in splits]
+            choice = choose(_join(held), SHARES, "rehearsal")
+    choice = replace(choice, trained=method.num_trainable > 0)
+    head = make_head(
+        train_set.class_names, ridge.solution(choice.strength), strength=choice.strength, text=choice.text,
+        scale=choice.scale, share=choice.share, features=FEATURES,
+    )  # fmt: skip
+    return None if head.idle else head, choice
+
+
+def choose(held: HeldOut, shares: Sequence[float], how: str) -> Choice:
+    """The numbers for what was held out."""
+    held = held.some(IMAGES)
+    labels_N, count = held.labels_N, len(held.labels_N)
+    scales_S = torch.tensor(SCALES)[:, None, None]
+    grid, logp, right = [], [], []
+    for share in shares:
+        mixed_NC = (share * held.adapted_NC + (1 - share) * held.zero_NC).float()
+        for strength, scores_NC in zip(STRENGTHS, held.scores_LNC.float(), strict=True):
+            spread = scores_NC.std().item()  # a stronger pull to zero makes them small
+            for text in TEXTS:
+                sums_SNC = text * mixed_NC + scales_S * scores_NC
+                logp.append(sums_SNC.log_softmax(-1).gather(-1, labels_N.expand(len(SCALES), -1)[..., None])[..., 0])
+                right.append(sums_SNC.argmax(-1) == labels_N)
+                grid += [(share, scale * spread / text, strength, text, scale) for scale in SCALES]
+    logp_GN, right_GN = torch.cat(logp).double(), torch.cat(right)
+    mean_G = logp_GN.mean(1)
+    best = int(mean_G.argmax())
+    error_G = (logp_GN - logp_GN[best]).std(1, correction=0) / sqrt(count)
+    good = (mean_G >= mean_G[best] - SLACK * error_G).nonzero()[:, 0].tolist()
+    at = min(good, key=lambda g: (-grid[g][0], grid[g][1], -mean_G[g].item()))
+    share, _, strength, text, scale = grid[at]
+    zero_N, adapted_N = (logits_NC.argmax(-1) == labels_N for logits_NC in (held.zero_NC, held.adapted_NC))
+    chosen_N = right_GN[at]
+    plain = {1.0: adapted_N, 0.0: zero_N} if 0.0 in shares else {1.0: adapted_N}
+    for only, right_N in plain.items():
+        if _clearly_better(right_N, chosen_N):
+            share, scale, chosen_N = only, 0.0, right_N
+    if not scale:  # the texts alone keep their own scale, whatever would have been better calibrated
+        text, chosen_N = 1.0, plain.get(share, chosen_N)
+    percent = [100 * right_N.double().mean().item() for right_N in (zero_N, adapted_N, chosen_N)]
+    return Choice(
+        strength=strength, text=text, scale=scale, share=share, how=how, images=count,
+        zero_shot=percent[0], adapted=percent[1], chosen=percent[2],
+    )  # fmt: skip
+
+
+def _clearly_better(one_N: Tensor, other_N: Tensor) -> bool:
+    """More often right, by so many standard errors of the images on which they differ."""
+    gain, differ = int(one_N.sum() - other_N.sum()), int((one_N != other_N).sum())
+    return gain > CLEAR * sqrt(differ)
+
+
+def _splits(train_set: ImageSet, seed: int) -> Iterator[list[int]]:
+    """Positions held out of each rehearsal; none of a class with one image, and nothing if all are like that."""
+    rng = random.Random(f"rehearsal {seed}")
+    classes = [rng.sample(places, len(places)) for places in train_set.by_class().values() if len(places) > 1]
+    shots = max(map(len, classes), default=0)
+    for turn in range(min(PART, shots, max(1, REHEARSED // max(1, shots)))):
+        parts = [(places, max(1, len(places) // PART)) for places in classes]
+        yield sorted(i for places, part in parts for i in places[turn * part : (turn + 1) * part])
+
+
+def _rehearsed(
+    method: Method, train_set: ImageSet, split: Sequence[int], train: Train, state: ClassState,
+    frozen_LNC: Tensor | None, seed: int, workers: int,
+) -> HeldOut:  # fmt: skip
+    """A fresh method is trained without the split's shots and asked about them.
+
+    Features that training does not change have been left out exactly: these scores are given.
+    """
+    held, rest = train_set.select(split), train_set.select(sorted(set(range(len(train_set))) - set(split)))
+    with Seeded(seed):
+        fresh = type(method)(method.backbone, method.config)
+    train(fresh.to(method.backbone.device), rest)
+    state = copy(state)  # what it has encoded is the trained method's
+    seen = _look(fresh, held, state, workers)
+    if frozen_LNC is not None:
+        scores_LNC = frozen_LNC[:, split]
+    else:
+        ridge = _look(fresh, rest, state, workers).ridge()
+        solutions = [ridge.solution(strength) for strength in STRENGTHS]
+        scores_LNC = torch.stack([seen.features_NF.double() @ weight.T + bias for weight, bias in solutions])
+    return HeldOut(labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC)
+
+
+def _join(parts: Sequence[HeldOut]) -> HeldOut:
+    return HeldOut(
+        labels_N=torch.cat([part.labels_N for part in parts]),
+        zero_NC=torch.cat([part.zero_NC for part in parts]),
+        adapted_NC=torch.cat([part.adapted_NC for part in parts]),
+        scores_LNC=torch.cat([part.scores_LNC for part in parts], 1),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """Images in the test view: zero-shot's logits, the method's, and the head's features."""
+
+    labels_N: Tensor
+    zero_NC: Tensor
+    adapted_NC: Tensor
+    features_NF: Tensor
+    frozen: bool  # whether training does not change the features: they are the frozen CLIP's embeddings
+
+    def ridge(self) -> Ridge:
+        return Ridge.of(self.features_NF, self.labels_N, self.zero_NC.shape[1])
+
+
+@torch.no_grad()
+def _look(method: Method, images: ImageSet, state: ClassState, workers: int) -> _Seen:
+    backbone, found = method.backbone, []
+    t0_CE = backbone.encode_text(state.classes.prompts())
+    for pixels, _ in fixed_views(images, backbone.preprocess, BATCH, backbone.device, workers):
+        frozen = method.frozen(pixels)
+        logits_KBC, v_KBE = method.look(frozen, state)
+        v0_BE, f_BF = backbone.encode_image(frozen), features(FEATURES, v_KBE, method.image_steps)[-1]
+        found.append([each.cpu() for each in (method.similarity(v0_BE, t0_CE), logits_KBC[-1], f_BF, v0_BE.float())])
+    zero_NC, adapted_NC, features_NF, v0_NE = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return _Seen(
+        labels_N=torch.as_tensor([int(label) for label in images.labels]), zero_NC=zero_NC, adapted_NC=adapted_NC,
+        features_NF=features_NF, frozen=features_NF.shape == v0_NE.shape and torch.equal(features_NF, v0_NE),
+    )  # fmt: skip

@@ -1,0 +1,167 @@
+"""How `fit` chooses a head: on shots that were held out, towards what is simple, and never for the worse."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import perlclip
+from perlclip import PerlclipError, Recipe
+from perlclip.data.toybox import load_toybox
+from perlclip.training.choose_head import FIXED, SHARES, STRENGTHS, HeldOut, choose
+from tests.cli.test_cli import run
+
+QUICK = Recipe(lr=1e-3, epochs=1, crop_scale=(0.5, 1.0))
+
+
+def answers(labels_N: torch.Tensor, share: float, classes: int = 4, sure: float = 6.0) -> torch.Tensor:
+    """Logits that name the true class for so many of the images, and the next one for the others."""
+    wrong_N = torch.arange(len(labels_N)) >= share * len(labels_N)
+    return sure * F.one_hot((labels_N + wrong_N) % classes, classes).float()
+
+
+def held_out(zero: float, adapted: float, head: float, images: int = 80) -> HeldOut:
+    labels_N = torch.arange(images) % 4
+    scores_NC = answers(labels_N, head, sure=0.9)
+    return HeldOut(
+        labels_N=labels_N,
+        zero_NC=answers(labels_N, zero),
+        adapted_NC=answers(labels_N, adapted),
+        scores_LNC=scores_NC.expand(len(STRENGTHS), -1, -1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ((0.5, 0.9, 0.3), "adapted"),
+        ((0.9, 0.5, 0.3), "zero-shot"),
+        ((0.5, 0.6, 1.0), "adapted + head"),
+        ((0.6, 0.3, 1.0), "adapted + head"),
+        ((1.0, 1.0, 0.25), "adapted"),
+    ],
+)
+def test_what_is_better_on_shots_held_out_is_taken(shares, words):
+    choice = choose(held_out(*shares), SHARES, "rehearsal")
+    assert choice.answer == words
+    assert choice.chosen == pytest.approx(100 * max(shares))
+    assert (choice.zero_shot, choice.adapted) == pytest.approx((100 * shares[0], 100 * shares[1]))
+    if words == "zero-shot":
+        assert "zero-shot is better: nothing adapted" in choice.sentence and (choice.share, choice.scale) == (0, 0)
+
+
+def test_a_difference_within_the_noise_keeps_what_was_adapted():
+    """Eight images of twelve against seven others do not make zero-shot the answer."""
+    held = held_out(8 / 12, 7 / 12, 0.0, images=12)
+    found = choose(replace(held, adapted_NC=held.adapted_NC.roll(4, 0)), SHARES, "rehearsal")
+    assert found.zero_shot > found.adapted and found.share > 0
+
+
+def test_texts_that_are_too_sure_of_themselves_are_weighed_down():
+    held = held_out(0.7, 0.7, 0.95)
+    sure = choose(replace(held, zero_NC=100 * held.zero_NC, adapted_NC=100 * held.adapted_NC), (1.0,), "")
+    assert sure.chosen >= 95 and sure.text < 0.1
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    data = load_toybox("noisy_shapes")
+    return data.train.few_shot(4, random.Random(1)).base(), data.test.base().select(range(0, 504, 4))
+
+
+def test_ridge_regression_beside_zero_shot_gains_and_knows_nothing_of_new_classes(tiny, noisy):
+    train, test = noisy
+    fits = {name: perlclip.fit(perlclip.create_method(name, tiny), train) for name in ("ridge", "zero-shot")}
+    assert fits["ridge"].head.as_json() == fits["zero-shot"].head.as_json() and not fits["ridge"].losses
+    accuracy = {
+        head: perlclip.evaluate(fits["ridge"], test, head=head, progress=False).accuracy for head in (True, False)
+    }
+    assert accuracy[True] > accuracy[False] + 3
+    new = load_toybox("noisy_shapes").test.novel().select(range(0, 504, 20))
+    with_head, without = (
+        perlclip.evaluate(fits["ridge"], new, head=head, progress=False).probabilities_BC for head in (True, False)
+    )
+    assert torch.equal(with_head, without)
+    assert fits["ridge"].training["head"]["how"] == "each left out"
+
+
+@pytest.fixture(scope="module")
+def shots(tree):
+    return perlclip.train_val(perlclip.load_images(tree), shots=4, seed=1)[0]
+
+
+def fitted(backbone, shots, seed=1, **options):
+    method = perlclip.create_method("perl", backbone, seed=seed, steps=2)
+    return perlclip.fit(method, shots, **{"recipe": QUICK, "thresholds": False, "progress": False} | options)
+
+
+def test_a_rehearsal_changes_nothing_of_the_training_and_comes_out_the_same(backbone, shots, tmp_path):
+    """Whatever the method was initialised with before it was resumed, and whether or not it was."""
+    path = tmp_path / "c.safetensors"
+    plain, first = (fitted(backbone, shots, head=head, checkpoint=path) for head in (False, True))
+    again = fitted(backbone, shots, seed=9, checkpoint=path, resume=True)
+    assert plain.head is None and plain.choice is None and "head" not in plain.training
+    for a, b, c in zip(*(fit.method.parameters() for fit in (plain, first, again)), strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+    assert first.choice == again.choice and first.choice.how == "rehearsal"
+    assert first.fingerprint == again.fingerprint
+
+
+@pytest.mark.parametrize(("number", "rehearsals", "images"), [(8, 2, 12), (4, 4, 12), (3, 3, 9), (2, 2, 6)])
+def test_few_shots_are_held_out_in_turn(backbone, tree, monkeypatch, number, rehearsals, images):
+    shots = perlclip.train_val(perlclip.load_images(tree), shots=number, val=0)[0]
+    sizes = []
+    complete = perlclip.training.loop._Run.complete
+    monkeypatch.setattr(
+        perlclip.training.loop._Run, "complete",
+        lambda self, *inputs: (sizes.append(len(self.train_set)), complete(self, *inputs))[1],
+    )  # fmt: skip
+    found = fitted(backbone, shots).choice
+    held = images // rehearsals
+    assert sizes == [3 * number] + [3 * number - held] * rehearsals and found.images == images
+
+
+def test_one_shot_has_fixed_numbers(backbone, tree):
+    found = fitted(backbone, perlclip.train_val(perlclip.load_images(tree), shots=1)[0])
+    assert found.choice == FIXED and found.head.scale == FIXED.scale
+    assert found.choice.sentence.startswith("too few shots to hold any out")
+
+
+def test_a_class_with_one_image_stays_in_every_rehearsal(backbone, shots):
+    few = shots.select([i for i, label in enumerate(shots.labels) if label != 1] + [list(shots.labels).index(1)])
+    assert fitted(backbone, few).choice.images == 4 * 2
+
+
+def test_without_a_rehearsal_zero_shot_is_no_candidate(backbone, shots):
+    found = fitted(backbone, shots, rehearse=False)
+    assert found.choice.how == "each left out" and found.choice.share == 1 and found.choice.images == len(shots)
+
+
+def test_a_method_with_nothing_to_train_needs_a_head(backbone, shots):
+    with pytest.raises(PerlclipError, match="'zero-shot' has nothing to train"):
+        perlclip.fit(perlclip.create_method("zero-shot", backbone), shots, head=False)
+
+
+def test_thresholds_are_those_of_the_answers_with_the_head(backbone, shots):
+    with_head, without = (fitted(backbone, shots, head=head, thresholds=True) for head in (True, False))
+    assert with_head.head and with_head.thresholds != without.thresholds
+    assert perlclip.set_thresholds(with_head, shots, progress=False) == with_head.thresholds
+
+
+def test_the_command_says_what_the_adapter_answers_with(tree, clip_folder, tmp_path):
+    command = ("fit", tree, "--shots", 4, "--backbone", clip_folder, "--device", "cpu")
+    told = run(*command, "--out", tmp_path / "a", "--recipe", "fast").stdout
+    assert "held-out accuracy on 12 shots (rehearsal): zero-shot" in told and "the adapter answers with: " in told
+    adapter = perlclip.load_adapter(tmp_path / "a", device="cpu")
+    assert adapter.training["head"]["answer"] in told
+    assert adapter.training["head"]["answer"] in (tmp_path / "a" / "README.md").read_text()
+    bare = run(*command, "--out", tmp_path / "b", "--no-head", "--method", "zero-shot").stdout
+    assert "held-out" not in bare and perlclip.load_adapter(tmp_path / "b", device="cpu").head is None
+    assert (
+        "head of" in run("inspect", tmp_path / "a").stdout or "head: numbers" in run("inspect", tmp_path / "a").stdout
+    )
+    files = [str(path) for path in sorted((tree / "red").iterdir())[:2]]
+    told = [run("predict", tmp_path / "a", *files, "--device", "cpu", *more).stdout for more in ((), ("--no-head",))]
+    assert (told[0] == told[1]) == (adapter.head is None)
