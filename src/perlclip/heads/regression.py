@@ -9,12 +9,14 @@ The intercept b is not penalised, so X and Y are centred, and with the thin deco
 come from one eigendecomposition, of XᵀX or XXᵀ, whichever is smaller. Answers for samples that were not in the fit are
 exact without another one: for a group g left out together, y_g - f₋g(x_g) = (I - H_gg)⁻¹ (y_g - f(x_g)).
 
-All of it in float64 on the CPU: a hundred classes of sixteen images take a fraction of a second.
+All of it in float64 on the CPU, in one thread: a hundred classes of sixteen images take a fraction of a second, and on
+a busy machine threads that wait for each other take a hundred times as long. So the bits do not depend on their number.
 
 Shapes: N samples, E embedding width, C classes, R the smaller of N and E, L strengths, g samples of one group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +24,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.errors import PerlclipError
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small matrices are not worth more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,7 @@ class Ridge:
     mean_C: Tensor
 
     @classmethod
+    @one_thread()
     def of(cls, x_NE: Tensor, labels_N: Tensor, classes: int) -> "Ridge":
         """From unit embeddings and their labels; a class without a sample is never the answer."""
         if not len(x_NE) or len(x_NE) != len(labels_N):
@@ -52,11 +66,13 @@ class Ridge:
         u_NR, v_ER = (basis, x_NE.T @ basis / s_R) if wide else (x_NE @ basis / s_R, basis)
         return cls(u_NR, s_R, v_ER, y_NC, center_E, mean_C)
 
+    @one_thread()
     def solution(self, strength: float) -> tuple[Tensor, Tensor]:
         """Weight (C, E) and bias (C,): scores of an embedding x are weight x + bias, those of one sample sum to 1."""
         weight_CE = self.y_NC.T @ (self.u_NR * (self.s_R / (self.s_R.square() + _positive(strength)))) @ self.v_ER.T
         return weight_CE, self.mean_C - weight_CE @ self.center_E
 
+    @one_thread()
     def left_out(self, strengths: Sequence[float], groups_N: Tensor) -> Tensor:
         """Scores of each sample from a fit without its group, (L, N, C)."""
         order_N = groups_N.cpu().argsort(stable=True)

@@ -40,7 +40,7 @@ SLACK = 0.5  # standard errors of a difference that do not count
 CLEAR = 1.0  # those by which accuracy overrules
 FEATURES = "first"  # see `heads.head.FEATURES`
 PART, REHEARSED = 4, 16  # a rehearsal holds out one shot of so many; up to so many shots are trained on in rehearsals
-IMAGES = 1000  # at most, to choose on
+IMAGES = 500  # at most, to choose on
 BATCH = 64
 
 Train = Callable[[Method, ImageSet], None]
