@@ -20,9 +20,9 @@ def read(method: Perl, v_KBE: torch.Tensor, t_KCE: torch.Tensor) -> torch.Tensor
     """The answer of these steps by the formula."""
     tau = method.backbone.logit_scale
     l_KBC = tau * torch.einsum("kbe,kce->kbc", v_KBE, t_KCE)
-    if method.config.readout == "embeddings":
-        return tau * F.normalize(v_KBE.sum(0), dim=-1) @ F.normalize(t_KCE.sum(0), dim=-1).T
-    return {"last": l_KBC[-1], "mean": l_KBC.softmax(-1).mean(0).log(), "logits": l_KBC.mean(0)}[method.config.readout]
+    p_KBC, rising_K11 = l_KBC.softmax(-1), torch.arange(1.0, len(l_KBC) + 1)[:, None, None]
+    rising_BC = (rising_K11 * p_KBC).sum(0) / rising_K11.sum()
+    return {"last": l_KBC[-1], "mean": p_KBC.mean(0).log(), "rising": rising_BC.log()}[method.config.readout]
 
 
 @pytest.mark.parametrize("modalities", ["both", "vision", "text"])

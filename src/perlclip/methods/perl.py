@@ -66,7 +66,7 @@ RECIPES = {
 # chosen among eight by mean accuracy on the validation shots of the ten toybox targets, seed 1 (docs/toybox.md).
 RULES = [
     Rule(recipes=("extended",), backbone="tiny", changes={"lr": 3e-3}),
-    Rule(recipes=("strong",), settings={"readout": "mean", "loss_scale": 0.25}),
+    Rule(recipes=("strong",), settings={"readout": "rising", "loss_scale": 0.25}),
     Rule(recipes=("strong",), backbone="tiny", changes={"crop_scale": (0.8, 1.0)}),
 ]
 
@@ -90,40 +90,30 @@ VARIANTS = {
 }
 
 
-def _unchanged(x_KXY: Tensor) -> Tensor:
-    return x_KXY
-
-
-def _mean_of_probabilities(logp_KBC: Tensor) -> Tensor:
-    """As logits, thus their logarithm: the softmax gives the probabilities back."""
-    sums = accumulate(logp_KBC, torch.logaddexp)
-    return torch.stack([sum_BC - log(k) for k, sum_BC in enumerate(sums, 1)])
-
-
-def _mean_of_logits(logits_KBC: Tensor) -> Tensor:
-    return torch.stack([sum_BC / k for k, sum_BC in enumerate(accumulate(logits_KBC), 1)])
-
-
-def _mean_of_embeddings(x_KXE: Tensor) -> Tensor:
-    """Of unit length again, so that their number does not matter."""
-    return F.normalize(torch.stack(list(accumulate(x_KXE))), dim=-1)
-
-
 @dataclass(frozen=True)
 class Readout:
-    """How the answers of steps 0..k become one, for every k: on both sides' embeddings, or on the logits."""
+    """How the answers of steps 0..k become one: step k's alone, or a mean of the probabilities with these weights."""
 
-    embeddings: Callable[[Tensor], Tensor] = _unchanged  # (K+1, X, E) to the same
-    logits: Callable[[Tensor], Tensor] = _unchanged  # (K+1, B, C) to the same
-    normed: bool = False  # whether the logits it takes are the logarithms of probabilities
-    looks_back: bool = True  # whether steps before k count
+    weight: Callable[[int], float] | None = None  # of a step
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether steps before k count."""
+        return self.weight is not None
+
+    def running(self, logp_KBC: Tensor) -> Tensor:
+        """The logarithm of the mean over steps 0..k, for every k: as logits, whose softmax gives the mean back."""
+        assert self.weight is not None
+        weights = [self.weight(k) for k in range(len(logp_KBC))]
+        weighted = (logp_BC + log(weight) for logp_BC, weight in zip(logp_KBC, weights, strict=True))
+        sums = zip(accumulate(weighted, torch.logaddexp), accumulate(weights), strict=True)
+        return torch.stack([sum_BC - log(total) for sum_BC, total in sums])
 
 
 READOUTS = {
-    "last": Readout(looks_back=False),  # the paper: step k alone
-    "mean": Readout(logits=_mean_of_probabilities, normed=True),
-    "logits": Readout(logits=_mean_of_logits),
-    "embeddings": Readout(embeddings=_mean_of_embeddings),
+    "last": Readout(),  # the paper
+    "mean": Readout(lambda k: 1.0),
+    "rising": Readout(lambda k: k + 1.0),
 }
 
 
@@ -140,7 +130,7 @@ class PerlConfig(Config):
     modalities: str = "both"  # which towers think: both, vision, text
     variant: str = "shared"  # see the table above
     init: str = "normal"  # weights N(0, 0.02), biases 0; "torch": PyTorch's default; "zero": up-projection 0
-    readout: str = later("last")  # of the steps 0..K: last, or the mean of the probabilities, logits or embeddings
+    readout: str = later("last")  # of steps 0..K: last, mean or rising, see READOUTS
     loss_scale: float = later(1.0)  # share of CLIP's logit scale in the cross-entropy; answers have all of it
 
     def __post_init__(self) -> None:
@@ -329,11 +319,12 @@ class Perl(Method):
 
         Probabilities are normed by `norms_KB1`, the logarithms of the softmax's sums, or by their own.
         """
-        readout = self.readout
-        logits_KBC = self.similarity_steps(readout.embeddings(v_KBE), readout.embeddings(t_KCE))
-        if readout.normed:
-            logits_KBC = logits_KBC - (logits_KBC.logsumexp(-1, keepdim=True) if norms_KB1 is None else norms_KB1)
-        return readout.logits(logits_KBC)
+        logits_KBC = self.similarity_steps(v_KBE, t_KCE)
+        if not self.readout.looks_back:
+            return logits_KBC
+        return self.readout.running(
+            logits_KBC - (logits_KBC.logsumexp(-1, keepdim=True) if norms_KB1 is None else norms_KB1)
+        )
 
     def similarity_steps(self, v_KBE: Tensor, t_KCE: Tensor) -> Tensor:
         """`similarity` at each step, (K+1, B, C)."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.reference.base import Plain, insert, read, replace, unit
+from perlclip.reference.base import Plain, insert, read, replace
 
 
 class PlainPerl(Plain):
@@ -66,13 +66,10 @@ class PlainPerl(Plain):
     def read_out(self, v: list[Tensor], t: list[Tensor]) -> Tensor:
         """(B, C) logits of steps 0..k as one: step k's in the paper, or a mean over the steps."""
         l_KBC = torch.stack([self.similarity(v_BE, t_CE) for v_BE, t_CE in zip(v, t, strict=True)])
-        if self.config.readout == "mean":
-            return l_KBC.softmax(-1).mean(0).log()
-        if self.config.readout == "logits":
-            return l_KBC.mean(0)
-        if self.config.readout == "embeddings":
-            return self.similarity(unit(torch.stack(v).mean(0)), unit(torch.stack(t).mean(0)))
-        return l_KBC[-1]
+        if self.config.readout == "last":
+            return l_KBC[-1]
+        weights_K = torch.arange(1.0, len(v) + 1) if self.config.readout == "rising" else torch.ones(len(v))
+        return torch.einsum("k,kbc->bc", weights_K / weights_K.sum(), l_KBC.softmax(-1)).log()
 
     def logits(self, pixels: Tensor, names: list[str], template: str, novel: bool = False) -> Tensor:
         """(B, C), the answer after step K."""
