@@ -39,7 +39,7 @@ def held_out(zero: float, adapted: float, head: float, images: int = 80) -> Held
         ((0.5, 0.9, 0.3), "adapted"),
         ((0.9, 0.5, 0.3), "zero-shot"),
         ((0.5, 0.6, 1.0), "adapted + head"),
-        ((0.6, 0.3, 1.0), "adapted + head"),
+        ((0.6, 0.3, 1.0), "zero-shot + head"),
         ((1.0, 1.0, 0.25), "adapted"),
     ],
 )

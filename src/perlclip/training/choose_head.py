@@ -7,10 +7,11 @@ its shots, and its answers to them are too good; so training is *rehearsed* on t
 looked at; with fewer shots several times, each time without others. One shot of each class leaves nothing to look at:
 fixed numbers.
 
-The measure is the mean log-probability of the true class. A few dozen images decide, so what is hardly worse than the
-best, by half a standard error of the difference, counts as good as it: of that, the largest share is taken, then what
-leans least on ridge regression. Where an answer without a head is clearly more often right, by a standard error, it is
-taken instead. docs/strong.md has the measurements behind this.
+The measure is the mean log-probability of the true class. The share is chosen first, by the texts alone: it is also
+what new classes are answered with, and ridge regression must not hide there that adapting has hurt. A few dozen images
+decide on the rest, so what is hardly worse than the best, by half a standard error of the difference, counts as good as
+it, and what leans least on ridge regression is taken. Where the texts alone are clearly more often right, by a standard
+error, there is no head. docs/strong.md has the measurements behind this.
 
 Shapes: N images, C classes, E embedding width, L strengths, S scales, G points of the grid.
 """
@@ -155,37 +156,42 @@ def choose(held: HeldOut, shares: Sequence[float], how: str) -> Choice:
     """The numbers for what was held out."""
     held = held.some(IMAGES)
     labels_N, count = held.labels_N, len(held.labels_N)
-    scales_S = torch.tensor(SCALES)[:, None, None]
+    zero_N, adapted_N = (logits_NC.argmax(-1) == labels_N for logits_NC in (held.zero_NC, held.adapted_NC))
+    mixed = {share: (share * held.adapted_NC + (1 - share) * held.zero_NC).float() for share in shares}
+    # Each at its best temperature: what is chosen is not the surer answer but the better one.
+    share = max(mixed, key=lambda share: max(_logp(text * mixed[share], labels_N).mean().item() for text in TEXTS))
+    if 0.0 in shares and _clearly_better(zero_N, mixed[share].argmax(-1) == labels_N):
+        share = 0.0
+    texts_NC, scales_S11 = mixed[share], torch.tensor(SCALES)[:, None, None]
     grid, logp, right = [], [], []
-    for share in shares:
-        mixed_NC = (share * held.adapted_NC + (1 - share) * held.zero_NC).float()
-        for strength, scores_NC in zip(STRENGTHS, held.scores_LNC.float(), strict=True):
-            spread = scores_NC.std().item()  # a stronger pull to zero makes them small
-            for text in TEXTS:
-                sums_SNC = text * mixed_NC + scales_S * scores_NC
-                logp.append(sums_SNC.log_softmax(-1).gather(-1, labels_N.expand(len(SCALES), -1)[..., None])[..., 0])
-                right.append(sums_SNC.argmax(-1) == labels_N)
-                grid += [(share, scale * spread / text, strength, text, scale) for scale in SCALES]
+    for strength, scores_NC in zip(STRENGTHS, held.scores_LNC.float(), strict=True):
+        spread = scores_NC.std().item()  # a stronger pull to zero makes them small
+        for text in TEXTS:
+            sums_SNC = text * texts_NC + scales_S11 * scores_NC
+            logp.append(_logp(sums_SNC, labels_N))
+            right.append(sums_SNC.argmax(-1) == labels_N)
+            grid += [(scale * spread / text, strength, text, scale) for scale in SCALES]
     logp_GN, right_GN = torch.cat(logp).double(), torch.cat(right)
     mean_G = logp_GN.mean(1)
     best = int(mean_G.argmax())
     error_G = (logp_GN - logp_GN[best]).std(1, correction=0) / sqrt(count)
     good = (mean_G >= mean_G[best] - SLACK * error_G).nonzero()[:, 0].tolist()
-    at = min(good, key=lambda g: (-grid[g][0], grid[g][1], -mean_G[g].item()))
-    share, _, strength, text, scale = grid[at]
-    zero_N, adapted_N = (logits_NC.argmax(-1) == labels_N for logits_NC in (held.zero_NC, held.adapted_NC))
-    chosen_N = right_GN[at]
-    plain = {1.0: adapted_N, 0.0: zero_N} if 0.0 in shares else {1.0: adapted_N}
-    for only, right_N in plain.items():
-        if _clearly_better(right_N, chosen_N):
-            share, scale, chosen_N = only, 0.0, right_N
-    if not scale:  # the texts alone keep their own scale, whatever would have been better calibrated
-        text, chosen_N = 1.0, plain.get(share, chosen_N)
+    at = min(good, key=lambda g: (grid[g][0], -mean_G[g].item()))
+    _, strength, text, scale = grid[at]
+    alone_N, chosen_N = texts_NC.argmax(-1) == labels_N, right_GN[at]
+    if not scale or _clearly_better(alone_N, chosen_N):
+        text, scale, chosen_N = 1.0, 0.0, alone_N  # texts alone keep their own scale
     percent = [100 * right_N.double().mean().item() for right_N in (zero_N, adapted_N, chosen_N)]
     return Choice(
         strength=strength, text=text, scale=scale, share=share, how=how, images=count,
         zero_shot=percent[0], adapted=percent[1], chosen=percent[2],
     )  # fmt: skip
+
+
+def _logp(logits_XNC: Tensor, labels_N: Tensor) -> Tensor:
+    """Log-probability of the true class, (X, N) or (N,)."""
+    labels = labels_N.expand(logits_XNC.shape[:-1])[..., None]
+    return logits_XNC.log_softmax(-1).gather(-1, labels)[..., 0]
 
 
 def _clearly_better(one_N: Tensor, other_N: Tensor) -> bool:

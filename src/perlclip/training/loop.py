@@ -99,7 +99,7 @@ def fit(
 
     Unless `head=False`, the result has a head for the classes trained on, or a mixture with zero-shot's answer, or
     neither, whatever is best for shots held out: see `choose_head`. For that, a method that trains is trained twice,
-    once on three quarters of the shots; with `rehearse=False` it is not, and zero-shot is no candidate. Of a method
+    once more on three quarters of the shots for half of the epochs; with `rehearse=False` it is not, and zero-shot is no candidate. Of a method
     that has nothing to train, `zero-shot` or `ridge`, the head is all that is made.
 
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not. A backbone in float16 trains
@@ -128,7 +128,8 @@ def fit(
     if head:
         # Fresh methods, so that an interrupt or another initialisation of this one cannot change what is chosen.
         def rehearsal(fresh: Method, part: ImageSet) -> None:
-            again = _Run(fresh, part, found, seed, compile, copy(run.class_state))
+            shorter = replace(found, epochs=max(1, found.epochs // 2))  # which answer is better shows early
+            again = _Run(fresh, part, shorter, seed, compile, copy(run.class_state))
             again.complete(None, workers, progress, "rehearsal")
 
         made, choice = choose_head(
