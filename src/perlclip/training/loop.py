@@ -98,9 +98,9 @@ def fit(
     adaptive thinking are set at the end, unless `thresholds=False`.
 
     Unless `head=False`, the result has a head for the classes trained on, or a mixture with zero-shot's answer, or
-    neither, whatever is best for shots held out: see `choose_head`. For that, a method that trains is trained twice,
-    once more on three quarters of the shots for half of the epochs; with `rehearse=False` it is not, and zero-shot is no candidate. Of a method
-    that has nothing to train, `zero-shot` or `ridge`, the head is all that is made.
+    neither, whatever is best for shots held out: see `choose_head`. For that, a method that trains is trained again, on
+    three quarters of the shots and for half of the epochs; with `rehearse=False` it is not, and zero-shot is no
+    candidate. Of a method that has nothing to train, `zero-shot` or `ridge`, the head is all that is made.
 
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not. A backbone in float16 trains
     with a loss scale that adapts; the method's parameters are always float32. With a `checkpoint` file the state is

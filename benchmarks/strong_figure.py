@@ -1,0 +1,101 @@
+"""The figures of docs/strong.md, from the tables of benchmarks/strong.py and benchmarks/heads.py.
+
+python -m benchmarks.strong_figure docs/results/strong
+"""
+
+import argparse
+import csv
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from benchmarks.strong import ROUNDS, harmonic, means
+from perlclip.files import write_files
+from perlclip.viz.drawing import draw
+from perlclip.viz.style import BLUE, GREY, VERMILION, look
+
+Means = Mapping[tuple[str, str, str], float]
+SUITES = {"factors-toybox.csv": "toybox, ten sets", "factors-photographs.csv": "photographs, three sets"}
+
+
+def hm(found: Means, setting: str, readout: str) -> float:
+    """Of base and novel."""
+    return harmonic(found[setting, readout, "base"], found[setting, readout, "novel"])
+
+
+def factors(folder: Path) -> bytes:
+    """HM of every setting, after the last step and for the mean of the probabilities; the line is zero-shot CLIP."""
+
+    def paint(figure: Figure) -> None:
+        settings = list(ROUNDS["factors"])[::-1]
+        for panel, (file, title) in zip(figure.subplots(1, 2, sharey=True), SUITES.items(), strict=True):
+            found = means(folder / file)
+            for colour, marker, readout, label in (
+                (BLUE, "o", "step 4", "last step"),
+                (VERMILION, "D", "probabilities", "mean of probabilities"),
+            ):
+                places = [i for i, setting in enumerate(settings) if (setting, readout, "base") in found]
+                values = [hm(found, settings[i], readout) for i in places]
+                panel.plot(values, places, marker, color=colour, label=label)
+            panel.axvline(hm(found, "centre", "step 0"), color=GREY, lw=1)
+            panel.set(title=title, xlabel="HM on validation images, %")
+            panel.set_yticks(range(len(settings)), settings)
+        panel.legend(loc="lower left")
+
+    return draw("factors", "", (10, 7.2), paint).png
+
+
+def steps(folder: Path) -> bytes:
+    """Base and novel accuracy by step; dashed, the mean of the probabilities of all."""
+
+    def paint(figure: Figure) -> None:
+        for row, (file, title) in zip(figure.subplots(2, 2, sharex=True), SUITES.items(), strict=True):
+            found = means(folder / file)
+            for panel, part in zip(row, ("base", "novel"), strict=True):
+                for rank, setting in enumerate(("extended", "centre", "anchor 4", "random steps")):
+                    style = look(rank)
+                    panel.plot(range(5), [found[setting, f"step {k}", part] for k in range(5)], label=setting, **style)
+                    panel.axhline(found[setting, "probabilities", part], color=style["color"], ls="--", lw=1)
+                panel.set(title=f"{title}: {part}", ylabel="accuracy, %")
+        for panel in row:
+            panel.set(xlabel="step", xticks=range(5))
+        panel.legend()
+
+    return draw("steps", "", (9, 6.4), paint).png
+
+
+def shots(path: Path) -> bytes:
+    """Accuracy against the shots of each class, all classes trained on."""
+
+    def paint(figure: Figure) -> None:
+        found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                if row["part"] == "all":
+                    found[row["row"]][int(row["shots"])].append(float(row["accuracy"]))
+        panel = figure.subplots()
+        for rank, (row, values) in enumerate(found.items()):
+            counts = sorted(values)
+            panel.plot(counts, [fmean(values[count]) for count in counts], label=row, **look(rank))
+        panel.set(xscale="log", xlabel="shots of each class", ylabel="accuracy, %")
+        panel.set_xticks(counts, [str(count) for count in counts])
+        panel.legend()
+
+    return draw("shots", "", (5.5, 3.8), paint).png
+
+
+def main() -> None:
+    """See the top of the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    write_files({folder / "factors.png": factors(folder), folder / "steps.png": steps(folder)})
+    if (folder / "shots-toybox.csv").exists():
+        write_files({folder / "shots-toybox.png": shots(folder / "shots-toybox.csv")})
+
+
+if __name__ == "__main__":
+    main()
