@@ -39,7 +39,7 @@ class Setting:
     lr: float = 1e-3
     schedule: str = "cosine"
     epochs: int = 10
-    batches: int = 1  # of four images that make one step
+    batches: int = 1  # of four images that make one step; an epoch must be whole steps
     loss_scale: float = 1.0  # share of CLIP's logit scale in the cross-entropy
     anchor: float = 1.0  # lambda, on the images' cosine
     text_anchor: float = 0.0  # the same for the texts of the classes trained on

@@ -81,6 +81,7 @@ def test_everyone_is_fast_in_one_epoch_of_the_same_steps():
         ("maple", "original-cross", "imagenet", {"depth": 3}),
         ("tcp", "fast", "ucf101", {"tail": "person doing {}."}),
         ("perl", "extended", "eurosat", {}),
+        ("perl", "strong", "eurosat", {"readout": "rising", "loss_scale": 0.25}),
     ],
 )
 def test_settings_of_data_sets(method, name, dataset, expected):
@@ -126,6 +127,24 @@ def test_settings_of_another_recipe_are_not_trained_with(backbone, train_set):  
     ):
         with pytest.raises(perlclip.PerlclipError, match=words):
             perlclip.create_method("mmrl", backbone, **unknown)
+
+
+def test_settings_that_no_parameter_depends_on_are_made_by_fit(backbone, train_set):  # noqa: F811
+    """Five lines of Python name no recipe; what they train is `strong` all the same."""
+    few = train_set.select(range(2))
+
+    def settings(recipe=None, **given):
+        method = perlclip.create_method("perl", backbone, steps=1, **given)
+        result = perlclip.fit(method, few, recipe=recipe, head=False, thresholds=False, progress=False)
+        assert result.settings["config"] == method.config.as_dict()
+        return method.config.readout, method.config.loss_scale
+
+    assert settings() == ("rising", 0.25)
+    assert settings(readout="last") == ("last", 0.25), "what is said expressly counts"
+    assert settings("fast") == ("last", 1.0)
+    made = perlclip.create_method("perl", backbone, steps=1, recipe="strong")
+    perlclip.fit(made, few, recipe="fast", head=False, thresholds=False, progress=False)
+    assert (made.config.readout, made.config.loss_scale) == ("last", 1.0)
 
 
 def test_a_folder_named_as_a_data_set_changes_nothing(backbone, train_set):  # noqa: F811
