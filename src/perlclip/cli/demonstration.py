@@ -3,6 +3,7 @@
 Its runs are those of `perlclip bench base-to-novel`, kept in `OUT/runs`; running again skips what is there.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import click
 
+from perlclip.bench.machines import Machines, cuda_cards
 from perlclip.bench.protocols import PROTOCOLS, Benchmark
 from perlclip.bench.schedule import run_all
 from perlclip.bench.store import Record, Store
@@ -48,7 +50,9 @@ def run_demo(
         settings = {} if side == "both" else {"perl": {"modalities": side}}
         grid = Benchmark(datasets=tasks, methods=["perl"], seeds=seeds, recipe=recipe, shots=[SHOTS], settings=settings)
         runs += grid.runs()
-    records = run_all(runs, Store(out / "runs"))
+    # Small steps gain little from a second thread, and runs nothing from sharing a card.
+    machines = Machines(jobs=1 if cuda_cards("auto") else min(len(runs), os.cpu_count() or 1))
+    records = run_all(runs, Store(out / "runs"), machines)
     for record in records:
         if record["status"] == "failed":
             raise PerlclipError(record["error"])

@@ -225,7 +225,7 @@ def _write_report(runs: Sequence[Path], out: Path, analysis: Sequence[Path] = ()
 def demo(
     full: bool, tasks: tuple[str, ...], seeds: tuple[int, ...], modalities: tuple[str, ...], recipe: str, out: Path
 ) -> None:
-    """Zero-shot CLIP against PERL on drawn data with the embedded backbone; offline, in about two minutes."""
+    """Zero-shot CLIP against PERL on drawn data with the embedded backbone; offline, in a few minutes."""
     from perlclip.cli import demonstration
 
     chosen = tasks or (demonstration.ALL_TASKS if full else demonstration.THREE_TASKS)
