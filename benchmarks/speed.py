@@ -217,7 +217,9 @@ class Bench:
             for name in names:
                 ours = create_method("perl", self.forms.ours.backbone)
                 began = time.perf_counter()
-                result = perlclip.fit(ours, train, recipe=name, thresholds=False, workers=workers, progress=False)
+                result = perlclip.fit(
+                    ours, train, recipe=name, thresholds=False, head=False, workers=workers, progress=False
+                )
                 if self.cuda:
                     torch.cuda.synchronize()
                 seconds = time.perf_counter() - began
@@ -234,7 +236,7 @@ class Bench:
         full, half = (perlclip.load_backbone("tiny", dtype=dtype) for dtype in ("float32", "bfloat16"))
         ours = create_method("perl", full)
         source = load_toybox(names[0]).train
-        perlclip.fit(ours, source.select(range(0, len(source), 4)), recipe="extended", progress=False)
+        perlclip.fit(ours, source.select(range(0, len(source), 4)), recipe="extended", head=False, progress=False)
         lowered = create_method("perl", half)
         lowered.load_state_dict(ours.state_dict())
         same, total = 0, 0

@@ -47,6 +47,7 @@ def measure(job: tuple[str, str]) -> list[str]:
         recipe=replace(perlclip.Recipe(), **CANDIDATES[candidate]),
         seed=1,
         thresholds=False,
+        head=False,
         progress=False,
     )
     halves = [perlclip.evaluate(method, half, progress=False) for half in (data.val.base(), data.val.novel())]
