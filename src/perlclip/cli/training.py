@@ -95,6 +95,11 @@ def fit(
         if len(held_out):
             tested = perlclip.evaluate(result, held_out, state=result.state, compile=compile, workers=workers)
             metrics["validation"] = tested.metrics()
+            if result.head:
+                plain = perlclip.evaluate(
+                    result, held_out, state=result.state, head=False, compile=compile, workers=workers
+                )
+                metrics["validation_without_head"] = plain.metrics()
         training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         (out / CHECKPOINT).unlink(missing_ok=True)
@@ -173,9 +178,15 @@ def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path) -> None:
     if choice:
         click.echo(choice.sentence)
     if "validation" in metrics:
-        steps = metrics["validation"]["step_accuracy"]
-        path = f"zero-shot {steps[0]:.1f} % → {steps[-1]:.1f} %" if len(steps) > 1 else f"{steps[0]:.1f} %"
-        click.echo(f"validation accuracy on {metrics['validation']['images']} images: {path}")
+        found, plain = metrics["validation"], metrics.get("validation_without_head")
+        steps, said = (plain or found)["step_accuracy"], []
+        if len(steps) > 1:
+            said.append(f"zero-shot {steps[0]:.1f} %")  # which the first step is
+        if len(steps) > 1 or plain:
+            said.append(f"{'adapted' if choice is None or choice.trained else 'zero-shot'} {steps[-1]:.1f} %")
+        if plain or not said:
+            said.append(f"{choice.answer if choice else 'all in all'} {found['accuracy']:.1f} %")
+        click.echo(f"validation accuracy on {found['images']} images: {' → '.join(said)}")
     click.echo(f"trained in {seconds:.1f} s; adapter in {out}")
     more = "".join(f" --plugin {name}" for name in plugins())
     click.echo(f"next: perlclip predict {out} IMAGE…{more}")
