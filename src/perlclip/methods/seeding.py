@@ -27,6 +27,9 @@ class Seeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operator; one that draws, with the own generator."""
         given = dict(kwargs or {})
+        where = [x.device for x in args if isinstance(x, torch.Tensor)] or [torch.device(given.get("device") or "cpu")]
+        if where[0].type != "cpu":  # another device's numbers come from another generator
+            return func(*args, **given)
         if not _draws(func) and "generator" in func.overloadpacket.overloads():  # randn and its like have a form for it
             func = func.overloadpacket.generator
         if _draws(func) and given.get("generator") is None:
