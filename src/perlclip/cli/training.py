@@ -38,12 +38,18 @@ CHECKPOINT = "checkpoint.safetensors"
 @click.option(
     "--head/--no-head", default=True, help="Make a head for the classes trained on, if shots held out are better off."
 )
+@click.option(
+    "--rehearse/--no-rehearse",
+    default=True,
+    help="Train on three quarters of the shots as well, to choose the head by.",
+)
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
 @options("data", "device", "dtype", "compile", "workers")
 def fit(
     data: str, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
-    shots: int | None, val: int, class_names: Any, template: str | None, head: bool, resume: bool, overwrite: bool,
+    shots: int | None, val: int, class_names: Any, template: str | None, head: bool, rehearse: bool,
+    resume: bool, overwrite: bool,
     root: Path | None, device: str, dtype: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder of class folders, a CSV manifest with columns path,label, toybox:NAME,
@@ -87,8 +93,8 @@ def fit(
     )
     with _resume_hint(out):
         result = perlclip.fit(
-            adapted, train, recipe=chosen, seed=seed, head=head, checkpoint=out / CHECKPOINT, resume=resume,
-            compile=compile, workers=workers,
+            adapted, train, recipe=chosen, seed=seed, head=head, rehearse=rehearse,
+            checkpoint=out / CHECKPOINT, resume=resume, compile=compile, workers=workers,
         )  # fmt: skip
         last = result.losses[-10:]
         metrics = {"final_loss": sum(last) / len(last)} if last else {}
