@@ -57,6 +57,7 @@ def fit(
     from perlclip.adapters.folder import Adapter
     from perlclip.data.sources import published_name, train_and_val
     from perlclip.files import require_writable
+    from perlclip.inference.cache import EvalCache
     from perlclip.methods.registry import default_recipe
 
     _check_out(out, resume, overwrite)
@@ -99,13 +100,11 @@ def fit(
         last = result.losses[-10:]
         metrics = {"final_loss": sum(last) / len(last)} if last else {}
         if len(held_out):
-            tested = perlclip.evaluate(result, held_out, state=result.state, compile=compile, workers=workers)
-            metrics["validation"] = tested.metrics()
-            if result.head:
-                plain = perlclip.evaluate(
-                    result, held_out, state=result.state, head=False, compile=compile, workers=workers
-                )
-                metrics["validation_without_head"] = plain.metrics()
+            how: dict[str, Any] = dict(state=result.state, compile=compile, workers=workers)
+            if result.head:  # looked at twice, loaded once
+                how["cache"] = EvalCache().of("validation")
+                metrics["validation_without_head"] = perlclip.evaluate(result, held_out, head=False, **how).metrics()
+            metrics["validation"] = perlclip.evaluate(result, held_out, **how).metrics()
         training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         (out / CHECKPOINT).unlink(missing_ok=True)
