@@ -158,11 +158,8 @@ def fit(
 
 def _head_alone(method: Method, train_set: ImageSet, seed: int, workers: int) -> FitResult:
     """Of a method that has nothing to train."""
-    started, state, settings = (
-        time.perf_counter(),
-        method.class_state(train_set.classes),
-        _describe(method, train_set, seed),
-    )
+    started = time.perf_counter()
+    state, settings = method.class_state(train_set.classes), _describe(method, train_set, seed)
     made, choice = choose_head(method.eval(), train_set, state=state, seed=seed, workers=workers)
     seconds = time.perf_counter() - started
     return FitResult(
@@ -240,9 +237,8 @@ class _Run:
             self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]  # fused optimisers step only while it is 0
         self.epoch = 0
         self.step = 0
-        self.settings = _describe(
-            method, train_set, seed, recipe
-        )  # reads the images' bytes: before training, not when it is over
+        # Reads the images' bytes: before training, not when it is over.
+        self.settings = _describe(method, train_set, seed, recipe)
         self.images = 0
         self.losses: list[float] = []
         self.saved = time.monotonic()
