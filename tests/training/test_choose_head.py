@@ -10,8 +10,10 @@ from torch.nn import functional as F
 import perlclip
 from perlclip import PerlclipError, Recipe
 from perlclip.data.toybox import load_toybox
+from perlclip.training import loop
 from perlclip.training.choose_head import FIXED, SHARES, STRENGTHS, HeldOut, choose
 from tests.cli.test_cli import run
+from tests.test_threads import pictures
 
 QUICK = Recipe(lr=1e-3, epochs=1, crop_scale=(0.5, 1.0))
 
@@ -165,3 +167,16 @@ def test_the_command_says_what_the_adapter_answers_with(tree, clip_folder, tmp_p
     files = [str(path) for path in sorted((tree / "red").iterdir())[:2]]
     told = [run("predict", tmp_path / "a", *files, "--device", "cpu", *more).stdout for more in ((), ("--no-head",))]
     assert (told[0] == told[1]) == (adapter.head is None)
+
+
+def test_rehearsals_take_half_of_the_epochs(backbone, monkeypatch):
+    """Eight shots of two classes: two steps an epoch, and four rehearsals on six of them, two steps an epoch as well."""
+    taken = []
+    step = loop._Run.train_step
+    monkeypatch.setattr(
+        loop._Run, "train_step", lambda run, *batch: (taken.append(len(batch[1])), step(run, *batch))[1]
+    )
+    method = perlclip.create_method("perl", backbone, steps=1)
+    shots = pictures(0, 8, ("cat", "striped horse"))
+    perlclip.fit(method, shots, recipe=Recipe(epochs=4), thresholds=False, progress=False)
+    assert taken == [4, 4] * 4 + [4, 2] * 2 * 4
