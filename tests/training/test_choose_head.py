@@ -170,7 +170,7 @@ def test_the_command_says_what_the_adapter_answers_with(tree, clip_folder, tmp_p
 
 
 def test_rehearsals_take_half_of_the_epochs(backbone, monkeypatch):
-    """Eight shots of two classes: two steps an epoch, and four rehearsals on six of them, two steps an epoch as well."""
+    """Eight shots of two classes, two steps an epoch; four rehearsals on six of them, two steps an epoch as well."""
     taken = []
     step = loop._Run.train_step
     monkeypatch.setattr(
