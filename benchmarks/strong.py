@@ -14,7 +14,6 @@ days.
 
 import argparse
 import csv
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import perlclip
+from benchmarks.photographs import photographs
 from benchmarks.stacked import Member, Setting, Stack, state_of
 from perlclip.backbone import Backbone
 from perlclip.data.sets import DataSet, ImageSet
@@ -123,24 +123,6 @@ def split(data: DataSet, shots: int, seed: int) -> dict[str, ImageSet]:
 
 def _both(one: ImageSet, other: ImageSet) -> ImageSet:
     return replace(one, images=[*one.images, *other.images], labels=[*one.labels, *other.labels])
-
-
-def photographs(folder: Path, name: str) -> DataSet:
-    """A set of FOLDER: train and test, no validation images."""
-    info = json.loads((folder / "sets.json").read_text())[name]
-
-    def part(which: str) -> ImageSet:
-        places = [sorted((folder / name / which / c).iterdir()) for c in info["classes"]]
-        return ImageSet(
-            images=[path for paths in places for path in paths],
-            labels=[label for label, paths in enumerate(places) for _ in paths],
-            class_names=tuple(info["classes"]),
-            template=info["template"],
-            name=name,
-        ).in_memory(2**28)
-
-    train = part("train")
-    return DataSet(name=name, train=train, val=train.select([]), test=part("test"))
 
 
 def measure(stack: Stack, images: dict[str, ImageSet], workers: int) -> Iterator[tuple[int, str, str, float, int]]:

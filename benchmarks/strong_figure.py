@@ -1,4 +1,4 @@
-"""The figures of docs/strong.md, from the tables of benchmarks/strong.py and benchmarks/heads.py.
+"""The figures of docs/strong.md, from the tables of benchmarks/strong.py and benchmarks/everyone.py.
 
 python -m benchmarks.strong_figure docs/results/strong
 """
@@ -74,7 +74,7 @@ def shots(path: Path) -> bytes:
         found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         with path.open() as file:
             for row in csv.DictReader(file):
-                if row["part"] == "all":
+                if row["test"] == "few-shot all":
                     found[row["row"]][int(row["shots"])].append(float(row["accuracy"]))
         panel = figure.subplots()
         for rank, (row, values) in enumerate(found.items()):

@@ -67,6 +67,18 @@ def test_all_classes_at_once_with_the_same_training(records):
             assert among["metrics"][part]["accuracy"] <= half["metrics"][part]["accuracy"] + 1e-9
 
 
+def test_a_run_without_a_head_takes_the_training_of_one_with(records, tmp_path):
+    store = Store(tmp_path)
+    (with_head,) = Benchmark(methods=["coop"], head=True, **GRID).runs()
+    run_all([with_head], store)
+    (run,) = Benchmark(methods=["coop"], **GRID).runs()
+    (bare,) = run_all([run], store)
+    alone = records[run.name]
+    assert bare["adapter_of"] == with_head.name and bare["seconds"]["fit"] == 0 and not bare.get("head")
+    for key in ("metrics", "predictions", "parameters", "fit"):
+        assert bare[key] == alone[key]
+
+
 def test_halves_among_all_keep_every_class():
     test = load_toybox(SET).test
     base, novel = (ASKED[f"{half} among all"](test) for half in ("base", "novel"))

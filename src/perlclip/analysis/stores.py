@@ -5,7 +5,7 @@ of each test set, chunk by chunk as for one data set.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -51,13 +51,15 @@ def analyze_store(
         if not (folder / CONFIG).exists():  # it is with the run that trained it: STORE/protocol/suite/dataset/name
             folder = folder.parents[3] / str(record.get("adapter_of"))
         adapter = load_adapter(folder, backbone=backbone(run["backbone"], run["precision"]))
+        bare = adapter.head is not None and not run.get("head")  # the run that trained it went on to make a head
+        adapter, key = (replace(adapter, head=None), "bare-") if bare else (adapter, "")
         for test in PROTOCOLS[run["protocol"]].tests(SUITES[run["suite"]], run["dataset"]):
             setting = AVERAGED[run["protocol"]](run, test)
             if not setting:
                 continue
             chosen = spread(PARTS[test.classes](load(run["suite"], test.dataset)), images)
             name = f"{test.dataset} {test.classes}"
-            chunks = out / "chunks" / adapter.fingerprint[:12] / name.replace(" ", "-")
+            chunks = out / "chunks" / f"{key}{adapter.fingerprint[:12]}" / name.replace(" ", "-")
             found = curves(measure_all(adapter, chosen, chunks, novel=test.novel, workers=workers, title=name))
             found["accuracy"] = _recorded(record["metrics"][test.name])
             setting += f" ({_condition(record)})" * (len(conditions) > 1)

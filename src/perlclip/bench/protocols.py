@@ -117,9 +117,13 @@ def training_of(run: Run) -> Run:
 
 
 def siblings(run: Run) -> Iterator[Run]:
-    """The runs of other protocols that have the same training."""
-    others = (replace(run, protocol=name) for name in PROTOCOLS if name != run.protocol)
-    return (other for other in others if training_of(other) == training_of(run))
+    """The runs of other protocols that have the same training; a head is made after it, and can be left out again."""
+    trained = training_of(run).protocol
+    for head in (run.head, True) if not run.head and run.recipe != UNTRAINED else (run.head,):
+        for name in PROTOCOLS:
+            other = replace(run, protocol=name, head=head)
+            if other != run and training_of(other).protocol == trained:
+                yield other
 
 
 def tests_of(run: Run) -> Sequence[Test]:

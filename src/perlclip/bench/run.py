@@ -4,7 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -205,7 +205,7 @@ def perform(run: Run, workspace: Workspace, store: Store) -> Record:
         tests={test.name: found.fingerprint for test, found in tests.items()},
         metrics={name: result.metrics() for name, result in results.items()},
         predictions={name: _predictions(result) for name, result in results.items()},
-        seconds={"fit": trained.seconds, "eval": seconds},
+        seconds={**trained.seconds, "eval": seconds},
         memory=memory,
         environment=environment(device),
     )
@@ -221,7 +221,7 @@ class Trained:
     adapter: Adapter | Method
     fit: Mapping[str, Any] | None = None  # settings of the training
     head: Mapping[str, Any] | None = None  # how it was chosen
-    seconds: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=lambda: {"fit": 0.0})
     shots: str | None = None  # fingerprint of the list that it was trained on
     images: ImageSet | None = None  # if it was trained just now
     adapter_of: str | None = None  # the run that trained it, if not
@@ -249,7 +249,7 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
             )  # fmt: skip
             return Trained(
                 adapter=result, fit=result.settings, head=result.training.get("head"), shots=shots, images=images,
-                seconds=result.seconds + result.head_seconds,
+                seconds={"fit": result.seconds, **({"head": result.head_seconds} if run.head else {})},
             )  # fmt: skip
         except PerlclipError:
             if not interrupted:
@@ -269,6 +269,8 @@ def _trained_before(run: Run, images: ImageSet, workspace: Workspace, store: Sto
                 adapter = load_adapter(store.home(other), backbone=workspace.backbone(run))
             except PerlclipError:  # damaged since: train again
                 continue
+            if other.head != run.head:  # what it was trained to be, before it got its head
+                adapter, record = replace(adapter, head=None), {**record, "head": None}
             return Trained(adapter=adapter, fit=record["fit"], head=record.get("head"), adapter_of=other.name)
     return None
 

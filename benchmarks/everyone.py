@@ -1,0 +1,164 @@
+"""Everyone on the same shots: the tables of docs/strong.md, from run stores that `perlclip bench` has made.
+
+    python -m benchmarks.everyone commands [--suite FILE] [--more OPTIONS]    the benchmarks behind a table, to run
+    python -m benchmarks.everyone collect STORE --out FILE                    every run's numbers, as one CSV file
+    python -m benchmarks.everyone show FILE                                   the table, and differences with intervals
+
+A row is a method with its recipe, without or with a head. Means are over sets and seeds, HM is that of the means, and
+intervals (95 %, Student's t) are over sets, each of which is the mean of its seeds.
+"""
+
+import argparse
+import csv
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, median, stdev
+
+from perlclip.bench.store import Store
+from perlclip.data.suites import SUITES
+
+COLUMNS = ("set", "shots", "seed", "row", "test", "accuracy", "numbers", "seconds")
+OTHERS = ("coop", "cocoop", "kgcoop", "provp", "maple", "promptsrc", "tcp", "mma", "mmrl", "mmrl++")
+TESTS = ("base-to-novel base", "base-to-novel novel", "generalised base", "generalised novel")
+BEST_OTHERS = ("mma", "promptsrc")  # by HM on the toybox
+PAIRS = (
+    ("perl strong", "perl extended"),
+    ("perl strong", "zero-shot"),
+    ("perl strong + head", "zero-shot"),
+    ("perl strong + head", "ridge"),
+    ("perl strong + head", "mma original"),
+)
+T95 = {2: 4.303, 9: 2.262}  # two-sided, by degrees of freedom
+Key = tuple[str, str]  # set, seed
+
+
+def commands(suite: str, more: str) -> Iterator[str]:
+    """What fills a store; the same command again goes on, and runs that share a training share its adapter."""
+    sets = f" --datasets {','.join(SUITES['toybox'].targets)}" if suite == "toybox" else ""
+    for protocol in ("base-to-novel", "generalised"):
+        for methods, options in (
+            ("perl", "--recipe strong --head --seeds 1,2,3,4,5"),
+            ("perl", "--recipe strong --seeds 1,2,3,4,5"),
+            ("perl", "--recipe extended --seeds 1,2,3,4,5"),
+            (f"zero-shot,ridge,perl,{','.join(OTHERS)}", "--recipe original"),
+            (",".join(BEST_OTHERS), "--recipe original --head"),
+        ):
+            yield f"perlclip bench {protocol} --suite {suite}{sets} --methods {methods} {options} {more}".strip()
+
+
+def collect(stores: Sequence[Path], out: Path) -> None:
+    """One line a test. A training that several runs share took its time once: those of the others are left empty."""
+    rows = []
+    for record in (record for store in stores for record in Store(store).records().complete):
+        run, seconds = record["run"], record["seconds"]
+        time = f"{seconds['fit'] + seconds.get('head', 0):.1f}" if seconds["fit"] else ""
+        for part, metrics in record["metrics"].items():
+            rows.append([
+                run["dataset"], run["shots"], run["seed"], row_of(run), f"{run['protocol']} {part}",
+                f"{metrics['accuracy']:.3f}", record["parameters"], time,
+            ])  # fmt: skip
+    with out.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *sorted(rows, key=lambda row: [str(word) for word in row])])
+
+
+def row_of(run: dict[str, object]) -> str:
+    """`mma original`, `perl strong + head`, `ridge`."""
+    recipe = f" {run['recipe']}" if run["method"] not in ("ridge", "zero-shot") else ""
+    return f"{run['method']}{recipe}" + " + head" * bool(run.get("head"))
+
+
+class Table:
+    """What a file of `collect` has, by row and test."""
+
+    def __init__(self, path: Path) -> None:
+        self.accuracy: dict[str, dict[str, dict[Key, float]]] = defaultdict(lambda: defaultdict(dict))
+        self.numbers: dict[str, list[int]] = defaultdict(list)
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        with path.open() as file:
+            for line in csv.DictReader(file):
+                self.accuracy[line["row"]][line["test"]][line["set"], line["seed"]] = float(line["accuracy"])
+                self.numbers[line["row"]].append(int(line["numbers"]))
+                if line["seconds"]:
+                    self.seconds[line["row"]].append(float(line["seconds"]))
+        self.sets = sorted({name for tests in self.accuracy.values() for found in tests.values() for name, _ in found})
+
+    def by_set(self, row: str, test: str, seeds: Sequence[str] = ()) -> dict[str, float]:
+        """Mean over the seeds, of each set that has them."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for (name, seed), accuracy in self.accuracy[row][test].items():
+            if not seeds or seed in (*seeds, "0"):
+                found[name].append(accuracy)
+        return {name: fmean(values) for name, values in found.items()}
+
+    def rows(self) -> list[tuple[float, str, list[str]]]:
+        """HM, name and cells of every row that has all sets, the best first; seeds 1 to 3."""
+        found = []
+        for row in self.accuracy:
+            means = {test: self.by_set(row, test, ("1", "2", "3")) for test in TESTS}
+            if len(means[TESTS[0]]) < len(self.sets):
+                continue
+            base, novel, *among = (fmean(m.values()) if len(m) == len(self.sets) else None for m in means.values())
+            assert base is not None and novel is not None
+            cells = [f"{base:.1f}", f"{novel:.1f}", f"{harmonic(base, novel):.1f}"]
+            a, b = among
+            cells += ["–" if a is None or b is None else f"{harmonic(a, b):.1f}"]
+            seconds = self.seconds[row]
+            cells += [f"{fmean(self.numbers[row]):,.0f}", f"{median(seconds):.1f}" if seconds else "–"]
+            found.append((harmonic(base, novel), row, cells))
+        return sorted(found, reverse=True)
+
+    def difference(self, row: str, other: str, test: str) -> str:
+        """Of the sets and seeds that both have, with its interval over sets."""
+        one, two = self.accuracy[row][test], self.accuracy[other][test]
+        untrained = {name for name, seed in two if seed == "0"}
+        found: dict[str, list[float]] = defaultdict(list)
+        for (name, seed), accuracy in one.items():
+            against = two.get((name, "0") if name in untrained else (name, seed))
+            if against is not None:
+                found[name].append(accuracy - against)
+        gains = [fmean(values) for values in found.values()]
+        if len(gains) - 1 not in T95:
+            return "–"
+        return f"{fmean(gains):+.1f} ± {T95[len(gains) - 1] * stdev(gains) / sqrt(len(gains)):.1f}"
+
+
+def harmonic(a: float, b: float) -> float:
+    """The harmonic mean of two accuracies."""
+    return 2 * a * b / (a + b) if a + b else 0.0
+
+
+def lines(path: Path) -> list[str]:
+    """The table and the differences, as Markdown."""
+    table = Table(path)
+    made = ["| row | base | novel | HM | HM among all | numbers learned | seconds |", "| --- |" + " --- |" * 6]
+    made += [f"| {row} | {' | '.join(cells)} |" for _, row, cells in table.rows()]
+    made += ["", "| difference | base | novel | worst set, base |", "| --- | --- | --- | --- |"]
+    for row, other in PAIRS:
+        base, novel = (table.difference(row, other, test) for test in TESTS[:2])
+        one, two = table.by_set(row, TESTS[0]), table.by_set(other, TESTS[0])
+        gain, worst = min(((one[name] - two[name], name) for name in one.keys() & two.keys()), default=(0.0, "–"))
+        made.append(f"| {row} − {other} | {base} | {novel} | {gain:+.1f} ({worst}) |")
+    return made
+
+
+def main() -> None:
+    """See the top of the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["commands", "collect", "show"])
+    parser.add_argument("paths", type=Path, nargs="*")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--suite", default="toybox")
+    parser.add_argument("--more", default="--out everyone")
+    options = parser.parse_args()
+    if options.what == "commands":
+        print("\n".join(commands(options.suite, options.more)))
+    elif options.what == "collect":
+        collect(options.paths, options.out)
+    else:
+        print("\n".join(lines(options.paths[0])))
+
+
+if __name__ == "__main__":
+    main()
