@@ -91,7 +91,7 @@ def test_an_image_that_stops_early_is_read_up_to_there(backbone, images, readout
     width = 5 if kind == "all" else 1
     head = random_head(backbone, width=width, text=0.5, scale=3.0, share=0.5, features=kind)
     asked = answering(method, NAMES, head)
-    every_KBC = asked.image_trajectory(images)
+    every_KBC = asked.image_trajectory(method.encode_image_steps(images))
     torch.testing.assert_close(every_KBC[-1], asked.logits(images), atol=1e-4, rtol=1e-4)
     leads = every_KBC[0].topk(2).values
     policy = Policy(first=(leads[:, 0] - leads[:, 1]).median().item(), lead=-1e5)

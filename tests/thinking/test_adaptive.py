@@ -49,7 +49,7 @@ def pixels(backbone):
 @pytest.fixture(scope="module")
 def logits_KBC(method, pixels, state):
     with torch.no_grad():
-        return image_trajectory(method, pixels, state)
+        return image_trajectory(method, method.encode_image_steps(pixels), state)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_variants_stop_as_foretold(backbone, settings):
     method, pixels = loud(perlclip.create_method("perl", backbone, **settings)), random_pixels(backbone, 12)
     state = method.class_state(PROMPTS)
     with torch.no_grad():
-        logits_KBC = image_trajectory(method, pixels, state)
+        logits_KBC = image_trajectory(method, method.encode_image_steps(pixels), state)
     policy = Policy(settled(logits_KBC[0]).median().item(), settled(logits_KBC[1], logits_KBC[0]).median().item())
     steps_B = simulate(policy, logits_KBC)
     found = answer(method, pixels, state, policy=policy, steps=method.config.steps)
@@ -119,7 +119,10 @@ def test_every_readout_stops_as_foretold_and_ends_at_the_logits(backbone, readou
     method = loud(perlclip.create_method("perl", backbone, readout=readout, modalities=modalities))
     pixels, state, most = random_pixels(backbone, 24), method.class_state(PROMPTS), method.image_steps
     with torch.no_grad():
-        logits_KBC, logits_BC = image_trajectory(method, pixels, state), method.logits(pixels, state)
+        logits_KBC, logits_BC = (
+            image_trajectory(method, method.encode_image_steps(pixels), state),
+            method.logits(pixels, state),
+        )
         steps_KBC = method.trajectory(pixels, state)
     torch.testing.assert_close(answer(method, pixels, state, steps=most).logits_BC, logits_BC, **CLOSE)
     if not most:

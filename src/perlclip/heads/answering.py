@@ -57,10 +57,10 @@ class Answering:
         """Each image after as many steps as the plan has it take."""
         return plan.answer(images, self.state, self._stopped if self.head else None)
 
-    def image_trajectory(self, images: Images) -> Tensor:
-        """What is answered if images stop after each step, as adaptive thinking has them: (K+1, B, C)."""
+    def image_trajectory(self, v_KBE: Tensor) -> Tensor:
+        """What is answered if images with these embeddings stop after each step, as adaptive thinking has them."""
         method = require_steps(self.method)
-        return image_trajectory(method, images, self.state, self._stopped if self.head else None)
+        return image_trajectory(method, v_KBE, self.state, self._stopped if self.head else None)
 
     def _stopped(self, logits_BC: Tensor, v: Sequence[Tensor]) -> Tensor:
         """The last answer of images that took these steps."""

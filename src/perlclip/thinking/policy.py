@@ -80,9 +80,9 @@ def simulate(policy: Policy, logits_KBC: Tensor) -> Tensor:
     return policy.stops(settled_steps(logits_KBC))
 
 
-def image_trajectory(method: Perl, images: Images, state: ClassState, finish: Finish | None = None) -> Tensor:
-    """What is answered if the images stop after each step: (K+1, B, C)."""
-    t_KCE, v = method.class_embedding_steps(state), list(method.encode_image_steps(images))
+def image_trajectory(method: Perl, v_KBE: Tensor, state: ClassState, finish: Finish | None = None) -> Tensor:
+    """What is answered if images with these embeddings stop after each step: (K+1, B, C)."""
+    t_KCE, v = method.class_embedding_steps(state), list(v_KBE)
     return torch.stack([answered(method, v[: k + 1], t_KCE, finish) for k in range(len(v))])
 
 

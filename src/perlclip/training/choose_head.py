@@ -26,12 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet
-from perlclip.heads.head import Head, features, make_head
-from perlclip.heads.regression import Ridge
+from perlclip.heads.head import Head, make_head
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.seeding import Seeded
+from perlclip.training.shots import FEATURES, Seen, look_at
 
 STRENGTHS = tuple(10 ** (k / 2) for k in range(-4, 3))
 TEXTS = tuple(2.0**k for k in range(-6, 1))
@@ -39,10 +38,8 @@ SCALES = (0.0, *(2.0**k for k in range(-2, 7)))
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
 SLACK = 0.5  # standard errors of a difference that do not count
 CLEAR = 1.0  # those by which accuracy overrules
-FEATURES = "first"  # see `heads.head.FEATURES`
 PART, REHEARSED = 4, 16  # a rehearsal holds out one shot of so many; up to so many shots are trained on in rehearsals
 IMAGES = 500  # at most, to choose on
-BATCH = 64
 
 Train = Callable[[Method, ImageSet], None]
 
@@ -119,16 +116,18 @@ def choose_head(
     *,
     train: Train | None = None,
     state: ClassState | None = None,
+    seen: Seen | None = None,
     seed: int = 1,
     workers: int = 0,
 ) -> tuple[Head | None, Choice]:
     """The head of a trained method and how it was chosen; no head where the method's own answer is as good.
 
     `train` trains a fresh method of the same kind as this one was trained; without it there is no rehearsal, and the
-    shots' own text answers are taken for what they are. `state` is that of the images' classes.
+    shots' own text answers are taken for what they are. `state` is that of the images' classes, `seen` what the method
+    says about them, if it was asked already.
     """
     state = state or method.class_state(train_set.classes)
-    seen = _look(method, train_set, state, workers)
+    seen = seen or look_at(method, train_set, state, workers)
     ridge = seen.ridge()
     splits = list(_splits(train_set, seed))
     if not splits:
@@ -223,11 +222,11 @@ def _rehearsed(
         fresh = type(method)(method.backbone, method.config)
     train(fresh.to(method.backbone.device), rest)
     state = copy(state)  # what it has encoded is the trained method's
-    seen = _look(fresh, held, state, workers)
+    seen = look_at(fresh, held, state, workers)
     if frozen_LNC is not None:
         scores_LNC = frozen_LNC[:, split]
     else:
-        ridge = _look(fresh, rest, state, workers).ridge()
+        ridge = look_at(fresh, rest, state, workers).ridge()
         solutions = [ridge.solution(strength) for strength in STRENGTHS]
         scores_LNC = torch.stack([seen.features_NF.double() @ weight.T + bias for weight, bias in solutions])
     return HeldOut(labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC)
@@ -240,33 +239,3 @@ def _join(parts: Sequence[HeldOut]) -> HeldOut:
         adapted_NC=torch.cat([part.adapted_NC for part in parts]),
         scores_LNC=torch.cat([part.scores_LNC for part in parts], 1),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """Images in the test view: zero-shot's logits, the method's, and the head's features."""
-
-    labels_N: Tensor
-    zero_NC: Tensor
-    adapted_NC: Tensor
-    features_NF: Tensor
-    frozen: bool  # whether training does not change the features: they are the frozen CLIP's embeddings
-
-    def ridge(self) -> Ridge:
-        return Ridge.of(self.features_NF, self.labels_N, self.zero_NC.shape[1])
-
-
-@torch.no_grad()
-def _look(method: Method, images: ImageSet, state: ClassState, workers: int) -> _Seen:
-    backbone, found = method.backbone, []
-    t0_CE = backbone.encode_text(state.classes.prompts())
-    for pixels, _ in fixed_views(images, backbone.preprocess, BATCH, backbone.device, workers):
-        frozen = method.frozen(pixels)
-        logits_KBC, v_KBE = method.look(frozen, state)
-        v0_BE, f_BF = backbone.encode_image(frozen), features(FEATURES, v_KBE, method.image_steps)[-1]
-        found.append([each.cpu() for each in (method.similarity(v0_BE, t0_CE), logits_KBC[-1], f_BF, v0_BE.float())])
-    zero_NC, adapted_NC, features_NF, v0_NE = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return _Seen(
-        labels_N=torch.as_tensor([int(label) for label in images.labels]), zero_NC=zero_NC, adapted_NC=adapted_NC,
-        features_NF=features_NF, frozen=features_NF.shape == v0_NE.shape and torch.equal(features_NF, v0_NE),
-    )  # fmt: skip

@@ -36,6 +36,7 @@ def set_thresholds(
     train_set: ImageSet,
     *,
     state: ClassState | None = None,
+    seen: Tensor | None = None,
     agreement: float = AGREEMENT,
     views: int = VIEWS,
     seed: int = 1,
@@ -45,7 +46,8 @@ def set_thresholds(
 ) -> Thresholds:
     """Set the thresholds of a trained PERL for `steps="adaptive"`, from its training images.
 
-    `state` is that of the images' classes, if the method has been asked for it already.
+    `state` is that of the images' classes, and `seen` their embeddings of every step in the test view, (K+1, N, E), if
+    the method has been asked for them already.
     """
     if not len(train_set):
         raise PerlclipError("the training set has no images")
@@ -55,23 +57,30 @@ def set_thresholds(
     if not method.image_steps:
         raise PerlclipError("the images of this adapter take no refinement steps: there are no thresholds to set")
     total = min(len(train_set), IMAGES)
-    train_set = train_set.select(i * len(train_set) // total for i in range(total))
+    places = [i * len(train_set) // total for i in range(total)]
+    train_set = train_set.select(places)
     state = state or method.class_state(train_set.classes)
     answering = Answering(method, state, trained.head if isinstance(trained, Adapter) else None)
     trajectories = []
-    with progress_bar("thresholds", total * (1 + views), show=progress) as bar:
-        for pixels in training_views(method, train_set, views, seed, batch_size, workers):
-            trajectories.append(answering.image_trajectory(pixels).cpu())
+    if seen is not None:
+        parts = torch.split(seen[:, places].to(method.backbone.device), batch_size, 1)
+        trajectories = [answering.image_trajectory(v_KBE).cpu() for v_KBE in parts]
+    known = total if seen is not None else 0
+    with progress_bar("thresholds", total * (1 + views) - known, show=progress) as bar:
+        looks = training_views(method, train_set, views, seed, batch_size, workers, first=seen is None)
+        for pixels in looks:
+            trajectories.append(answering.image_trajectory(method.encode_image_steps(pixels)).cpu())
             bar(len(pixels))
     return choose(torch.cat(trajectories, 1), agreement)
 
 
 def training_views(
-    method: Method, images: ImageSet, views: int, seed: int, batch_size: int, workers: int = 0
+    method: Method, images: ImageSet, views: int, seed: int, batch_size: int, workers: int = 0, *, first: bool = True
 ) -> Iterator[Tensor]:
-    """Batches of pixels: every image in the test view, then in each of the random ones."""
+    """Batches of pixels: every image in the test view, unless it is known already, then in each of the random ones."""
     backbone = method.backbone
-    for pixels, _ in fixed_views(images, backbone.preprocess, batch_size, backbone.device, workers):
+    whole = images if first else images.select([])
+    for pixels, _ in fixed_views(whole, backbone.preprocess, batch_size, backbone.device, workers):
         yield pixels
     batches = [list(range(i, min(i + batch_size, len(images)))) for i in range(0, len(images), batch_size)]
     order = [(-1 - view, batch) for view in range(views) for batch in batches]  # epochs of their own: training has 0, …

@@ -39,6 +39,7 @@ from perlclip.training.choose_head import Choice, choose_head
 from perlclip.training.choose_thresholds import set_thresholds
 from perlclip.training.environment import environment
 from perlclip.training.optimizer import build_optimizer
+from perlclip.training.shots import look_at
 
 CHECKPOINT_SECONDS = 30.0
 LOSS_SECONDS = 0.5  # between two readings of the losses, where reading them means waiting for the card
@@ -52,7 +53,7 @@ class FitResult(Adapter):
     """What training made, an adapter ready to be saved or used, and how it went.
 
     `settings` is everything that the training depends on; `state` what is frozen of the classes trained on; `choice`
-    how the head was chosen, in `head_seconds`.
+    how the head was chosen, in `head_seconds`; thresholds took `threshold_seconds`.
     """
 
     losses: list[float] = field(repr=False)
@@ -63,6 +64,7 @@ class FitResult(Adapter):
     state: ClassState = field(repr=False)
     choice: Choice | None = None
     head_seconds: float = 0.0
+    threshold_seconds: float = 0.0
 
     @property
     def steps(self) -> int:
@@ -124,8 +126,10 @@ def fit(
     if path:
         run.save(path)
     seconds = time.perf_counter() - started
-    made, choice = None, None
+    made, choice, seen = None, None, None
     if head:
+        seen = look_at(method, train_set, run.class_state, workers)
+
         # Fresh methods, so that an interrupt or another initialisation of this one cannot change what is chosen.
         def rehearsal(fresh: Method, part: ImageSet) -> None:
             shorter = replace(found, epochs=max(1, found.epochs // 2))  # which answer is better shows early
@@ -133,8 +137,9 @@ def fit(
             again.complete(None, workers, progress, "rehearsal")
 
         made, choice = choose_head(
-            method, train_set, train=rehearsal if rehearse else None, state=run.class_state, seed=seed, workers=workers
-        )
+            method, train_set, train=rehearsal if rehearse else None, state=run.class_state, seen=seen, seed=seed,
+            workers=workers,
+        )  # fmt: skip
     result = FitResult(
         method=method,
         class_names=train_set.class_names,
@@ -152,8 +157,12 @@ def fit(
     )
     if not thresholds or not method.image_steps:
         return result
-    settled = set_thresholds(result, train_set, state=run.class_state, seed=seed, workers=workers, progress=progress)
-    return replace(result, thresholds=settled)
+    started = time.perf_counter()
+    settled = set_thresholds(
+        result, train_set, state=run.class_state, seen=seen.v_KNE if seen else None, seed=seed, workers=workers,
+        progress=progress,
+    )  # fmt: skip
+    return replace(result, thresholds=settled, threshold_seconds=time.perf_counter() - started)
 
 
 def _head_alone(method: Method, train_set: ImageSet, seed: int, workers: int) -> FitResult:
