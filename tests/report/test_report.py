@@ -492,7 +492,7 @@ def test_all_files_are_there(out):
     assert len(rows) == len(NUMBERS) + 2 + 2 + 1 + 44
     text = (out / "report.md").read_text()
     assert "59 complete runs, 1 failed, 0 damaged records." in text
-    assert "- failed: base-to-novel/toybox/b/mmrl/fast/seed2: RuntimeError: &lt;no memory&gt;" in text
+    assert "- failed: base-to-novel/toybox/b/mmrl/fast/seed2: RuntimeError: \\<no memory\\>" in text
     for link in re.findall(r"\]\((figures/[^)]+)\)", text):
         assert (out / link).is_file()
 

@@ -1,5 +1,6 @@
 """Making adapters: `perlclip fit | set-thresholds`."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -193,5 +194,5 @@ def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path) -> None:
             said.append(f"{choice.answer if choice else 'all in all'} {found['accuracy']:.1f} %")
         click.echo(f"validation accuracy on {found['images']} images: {' → '.join(said)}")
     click.echo(f"trained in {seconds:.1f} s; adapter in {out}")
-    more = "".join(f" --plugin {name}" for name in plugins())
-    click.echo(f"next: perlclip predict {out} IMAGE…{more}")
+    more = "".join(f" --plugin {shlex.quote(name)}" for name in plugins())
+    click.echo(f"next: perlclip predict {shlex.quote(str(out))} IMAGE…{more}")
