@@ -71,6 +71,10 @@ _SHARED = {
     ),
     "template": click.option("--template", help="Another prompt than the adapter's."),
     "backbone": click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives."),
+    "on-error": click.option(
+        "--on-error", type=click.Choice(["stop", "skip"]), default="stop",
+        help="An image that cannot be read ends the command, or is left out: listed, and exit code 1 at the end.",
+    ),
     "how": click.option(
         "--how", type=click.Choice(["gradient", "occlusion"]), default="gradient",
         help="Evidence maps: gradient x activation where thoughts enter, or by hiding patch after patch (slow).",

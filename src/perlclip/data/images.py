@@ -5,6 +5,7 @@ applied, and every error names the file.
 """
 
 import io
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,15 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", 
 MAX_PIXELS = 150_000_000
 MAX_BYTES = 256 * 2**20
 MAX_ASPECT = 100
+ON_ERROR = ("stop", "skip")  # what to do about an image that cannot be read
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An image that cannot be read: its name, and the sentence that says why."""
+
+    image: str
+    reason: str
 
 
 def images_under(folder: Path) -> list[Path]:
@@ -46,6 +56,21 @@ def read_image(source: ImageSource) -> Image.Image:
             return _upright_rgb(image)
         except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
             raise PerlclipError(f"image {_name(source)} is damaged: {error}") from error
+
+
+def try_image(source: ImageSource) -> Image.Image | Unreadable:
+    """What `read_image` gives, or why it does not: for `on_error="skip"`."""
+    try:
+        return read_image(source)
+    except PerlclipError as error:
+        return Unreadable(image_name(source), str(error))
+
+
+def image_name(source: ImageSource) -> str:
+    """What an image is called in messages and lists: its path, or what it is."""
+    if isinstance(source, str | Path | bytes):
+        return _name(source)
+    return f"{type(source).__name__} of {source.size if isinstance(source, Image.Image) else source.shape}"
 
 
 def _name(source: str | Path | bytes) -> str:
