@@ -16,7 +16,10 @@ _GAP = 2  # what the space between two columns costs
 def markdown(table: Table) -> str:
     """To read on GitHub and to paste."""
     rows = [
-        [markdown_text(line.label), *(" ".join([_MARKDOWN[cell.mark].format(cell.number), *cell.beside]) for cell in cells)]
+        [
+            markdown_text(line.label),
+            *(" ".join([_MARKDOWN[cell.mark].format(cell.number), *cell.beside]) for cell in cells),
+        ]
         for line, cells in table.texts()
     ]
     return aligned([markdown_text(title) for title in (table.head, *(column.title for column in table.columns))], rows)

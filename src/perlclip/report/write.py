@@ -57,7 +57,8 @@ def write_report(folders: Sequence[Path], out: Path, *, analysis: Sequence[Path]
 def _head(one: Section) -> str:
     """The averages, without the tables of single sets."""
     shown = [table for table in (one.summary, *(table for _, table in one.ablations)) if table.lines]
-    return "\n".join([f"## {markdown_text(one.title)}\n", *(f"### {markdown_text(table.title)}\n\n{markdown(table)}" for table in shown)])
+    tables = (f"### {markdown_text(table.title)}\n\n{markdown(table)}" for table in shown)
+    return "\n".join([f"## {markdown_text(one.title)}\n", *tables])
 
 
 def _counts(found: Collected) -> str:
