@@ -18,12 +18,17 @@ from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.heads.answering import Answering
 from perlclip.inference.cache import EvalCache, SetCache
+from perlclip.inference.row_files import row_file
 from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
 from perlclip.text.classes import are_novel
 from perlclip.thinking.limits import Budget, check_limits
 from perlclip.thinking.policy import Plan, Steps, make_plan
 from perlclip.thinking.thresholds import Thresholds
+
+ANSWERS: dict[str, type] = {
+    "image": str, "label": str, "answer": str, "correct": bool, "probability": float, "label_probability": float,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,14 @@ class Evaluation:
                 "label_probability": float(self.probabilities_BC[b, label]),
                 **({} if self.steps_B is None else {"steps": int(self.steps_B[b])}),
             }
+
+    def save_predictions(self, path: str | Path) -> Path:
+        """Write `answers()` to a CSV, JSON-lines or parquet file, by its ending."""
+        steps: dict[str, type] = {} if self.steps_B is None else {"steps": int}
+        with row_file(path, ANSWERS | steps) as write:
+            for row in self.answers():
+                write(row)
+        return Path(path)
 
     def image_name(self, b: int) -> str:
         """The path of the b-th image that was answered, or where it stands in the set."""
