@@ -43,9 +43,8 @@ ON_ERROR = click.option(
 @options("steps", "max-mean-steps", "head")
 @click.option("--max-ms", type=float, metavar="X", help="Milliseconds for a batch; its base pass is always made.")
 @options("device", "dtype", "compile", "workers")
-@click.pass_context
 def predict(
-    ctx: click.Context, adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, out: Path | None,
+    adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, out: Path | None,
     on_error: str, batch_size: int, workers: int, steps: Any, max_mean_steps: float | None, max_ms: float | None,
     **loading: Any,
 ) -> None:  # fmt: skip
@@ -76,7 +75,7 @@ def predict(
             bar()
     if out:
         click.echo(f"{len(paths) - len(skipped):,} images labelled: {out}")
-    _end(ctx, skipped, len(paths))
+    _end(skipped, len(paths))
 
 
 COLUMNS: dict[str, type] = {"image": str, "rank": int, "label": str, "probability": float}
@@ -121,16 +120,16 @@ def _record(path: Path, found: "Prediction", with_steps: bool) -> Iterator[dict[
     yield {"image": str(path), **labels[0], **steps, "top": labels}
 
 
-def _end(ctx: click.Context, skipped: "Sequence[Unreadable]", total: int) -> None:
+def _end(skipped: "Sequence[Unreadable]", total: int) -> None:
     """Say what was left out, and fail for it."""
-    if not skipped:
-        return
-    click.echo(f"skipped {len(skipped)} of {total} images that cannot be read:", err=True)
+    if len(skipped) == 1:
+        raise PerlclipError(f"skipped 1 of {total} images: {skipped[0].reason}")
     for one in skipped[:LISTED]:
-        click.echo(f"  {one.reason}", err=True)
+        click.echo(f"skipped: {one.reason}", err=True)
     if len(skipped) > LISTED:
-        click.echo(f"  … and {len(skipped) - LISTED} more", err=True)
-    ctx.exit(1)
+        click.echo(f"… and {len(skipped) - LISTED} more", err=True)
+    if skipped:
+        raise PerlclipError(f"skipped {len(skipped)} of {total} images, which cannot be read")
 
 
 @click.command("eval")
@@ -148,9 +147,8 @@ def _end(ctx: click.Context, skipped: "Sequence[Unreadable]", total: int) -> Non
 @click.option("--confusion", type=FOLDER, metavar="FILE", help="The confusion matrix as a picture: FILE.png or .svg.")
 @ON_ERROR
 @options("steps", "max-mean-steps", "head", "data", "device", "dtype", "compile", "workers")
-@click.pass_context
 def eval_(
-    ctx: click.Context, adapter: Path, data: str, split: str | None, class_names: Any, template: str | None,
+    adapter: Path, data: str, split: str | None, class_names: Any, template: str | None,
     root: Path | None, backbone: str | None, device: str, dtype: str, as_json: bool, predictions: Path | None,
     page: Path | None, confusion: Path | None, **how: Any,
 ) -> None:  # fmt: skip
@@ -174,7 +172,8 @@ def eval_(
     found = perlclip.evaluate(loaded, images, **how)
     found = replace(found, skipped=(*(skipped or ()), *found.skipped))
     if as_json:
-        more = {"per_class": found.per_class(), "most_confused": found.most_confused(), "skipped": found.skipped}
+        more: dict[str, Sequence[Any]] = {"per_class": found.per_class(), "most_confused": found.most_confused()}
+        more["skipped"] = found.skipped
         lists = {key: [asdict(one) for one in several] for key, several in more.items()}
         click.echo(json.dumps(found.metrics() | lists, ensure_ascii=False))
     else:
@@ -182,7 +181,7 @@ def eval_(
     title = f"Mistakes of {adapter.resolve().name} on {data}"
     for path in _write_found(found, title, predictions, page, confusion):
         click.echo(f"written: {path}", err=as_json)
-    _end(ctx, found.skipped, found.total + len(found.skipped))
+    _end(found.skipped, found.total + len(found.skipped))
 
 
 def _check_ending(path: Path | None, *endings: str) -> None:

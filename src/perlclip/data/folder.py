@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perlclip.data.images import check_image, images_under
+from perlclip.data.images import Unreadable, check_image, images_under
 from perlclip.data.sets import SPLITS, ImageSet
 from perlclip.errors import PerlclipError
 from perlclip.text.classes import spelling, spoken
@@ -20,7 +20,9 @@ Labelled = list[tuple[Path, str]]
 ClassNames = Sequence[str] | Mapping[str, str]  # in sorted folder order, or from folder (or label) to name
 
 
-def read_images(source: Path, split: str | None = None, template: str = DEFAULT_TEMPLATE) -> ImageSet:
+def read_images(
+    source: Path, split: str | None = None, template: str = DEFAULT_TEMPLATE, skipped: list[Unreadable] | None = None
+) -> ImageSet:
     """All labelled images of a class-per-folder tree or a CSV manifest, checked by header, in sorted order.
 
     `split` picks one of train, val and test where the source is split beforehand: train if not given. The classes are
@@ -32,12 +34,22 @@ def read_images(source: Path, split: str | None = None, template: str = DEFAULT_
         trained = labels_of(source)
         labels = trained if set(labels) <= set(trained) else labels
     number = {label: i for i, label in enumerate(labels)}
-    for path, _ in labelled:
-        check_image(path)
+    labelled = [pair for pair in labelled if not _fails(pair[0], skipped)]
     return ImageSet(
         images=[path for path, _ in labelled], labels=[number[label] for _, label in labelled],
         class_names=tuple(map(spoken, labels)), template=template, name=source.stem,
     )  # fmt: skip
+
+
+def _fails(path: Path, skipped: list[Unreadable] | None) -> bool:
+    try:
+        check_image(path)
+    except PerlclipError as error:
+        if skipped is None:
+            raise
+        skipped.append(Unreadable(str(path), str(error)))
+        return True
+    return False
 
 
 def splits_of(source: Path) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perlclip.data.folder import ClassNames, read_images, renamed, splits_of, train_val
+from perlclip.data.images import Unreadable
 from perlclip.data.sets import PARTS, SPLITS, DataSet, ImageSet, few_shot_split, for_classes
 from perlclip.data.suites import SUITES, suite
 from perlclip.errors import PerlclipError, unknown_name
@@ -35,12 +36,12 @@ class _Source:
             return splits_of(self.path)
         return tuple(split for split in SPLITS if len(getattr(self.known, split)))
 
-    def read(self, split: str | None) -> ImageSet:
-        """A split with all of its classes."""
+    def read(self, split: str | None, skipped: list[Unreadable] | None = None) -> ImageSet:
+        """A split with all of its classes; files that are no images are `skipped`, if that is a list."""
         if split not in (None, *SPLITS):
             raise unknown_name("split", split, SPLITS)
         if self.known is None:
-            return read_images(self.path, split)
+            return read_images(self.path, split, skipped=skipped)
         split = split or "train"
         if split not in self.splits:
             raise PerlclipError(f"{self.text} has no split {split!r}; it has {', '.join(self.splits)}")
@@ -97,6 +98,7 @@ def images_to_test(
     class_names: ClassNames | None = None,
     template: str | None = None,
     data: str | Path | None = None,
+    skipped: list[Unreadable] | None = None,
 ) -> ImageSet:
     """What an adapter for these classes is tested on; without a `split` the test images, else val, else all there are.
 
@@ -107,7 +109,7 @@ def images_to_test(
     found = _find(source, data)
     split = split or next((name for name in ("test", "val") if name in found.splits), None)
     own = found.known is None
-    images = found.finish(found.read(split), class_names, template or (trained.template if own else None))
+    images = found.finish(found.read(split, skipped), class_names, template or (trained.template if own else None))
     if found.part or class_names is not None:
         return images
     return for_classes(images, trained.names, strict=own)
