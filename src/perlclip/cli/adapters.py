@@ -31,7 +31,7 @@ def predict(
     adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, batch_size: int, workers: int,
     steps: Any, max_mean_steps: float | None, max_ms: float | None, **loading: Any,
 ) -> None:  # fmt: skip
-    """Label IMAGES: files, folders, or globs in quotes."""
+    """Label IMAGES: files, folders, globs in quotes, or - for a path on each line of stdin."""
     from perlclip.progress import progress_bar
 
     paths = image_paths(images)

@@ -7,16 +7,14 @@ from pathlib import Path
 from threading import Lock
 from typing import TypedDict, Unpack, overload
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.adapters.folder import Adapter, load_adapter
 from perlclip.backbone import Backbone
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
-from perlclip.data.images import read_image
+from perlclip.data.images import as_source, is_image, read_image
 from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
@@ -83,12 +81,12 @@ class Classifier:
             method, template = trained, DEFAULT_TEMPLATE if template is None else template
         if class_names is None:
             raise PerlclipError("a classifier of a method needs class names; what fit returned has them")
-        check_class_names(class_names, unique=False)  # as in ImageNet, where only the label tells two of them apart
+        class_names = check_class_names(class_names, unique=False)  # in ImageNet's list two names come twice
         check_template(template)
         if novel is None:
             novel = isinstance(trained, Adapter) and are_novel(class_names, trained.class_names)
         self.method = method.eval()
-        self.class_names = tuple(class_names)
+        self.class_names = class_names
         self.template = template
         self.thresholds = thresholds
         self._pace = Pace()
@@ -120,7 +118,7 @@ class Classifier:
     ) -> "Classifier":
         """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open."""
         if class_names is not None:
-            check_class_names(class_names)
+            class_names = check_class_names(class_names)
         adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype)
         return cls(adapter, class_names, template, head=head, compile=compile)
 
@@ -134,13 +132,13 @@ class Classifier:
         self, images: ImageSource | Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
         steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
     ) -> Prediction | list[Prediction]:  # fmt: skip
-        """Label one image, or several: paths, files' bytes, PIL images or uint8 arrays; `workers` processes decode.
+        """Label one image, or several: paths, files' bytes, open files, PIL images or uint8 arrays; `workers` decode.
 
         PERL takes all K refinement steps, or `steps` of them, or with `steps="adaptive"` as many as each image needs.
         `max_mean_steps` bounds their mean over all images that this classifier answers so; after `max_ms` milliseconds
         a batch, decoding included, is given the answers it has, once its base pass is made. Both imply "adaptive".
         """
-        one = isinstance(images, str | Path | bytes | Image.Image | np.ndarray)
+        one = is_image(images)
         found = self.predict_iter(
             [images] if one else images,  # type: ignore[list-item,arg-type]
             top_k=top_k, batch_size=batch_size, workers=workers,
@@ -167,7 +165,7 @@ class Classifier:
     def _batches(self, images: Iterable[ImageSource], batch_size: int, workers: int) -> Iterator[Tensor]:
         preprocess = self.method.backbone.preprocess
         if workers:
-            sources = list(images)
+            sources = list(map(as_source, images))
             known = ImageSet(images=sources, labels=[0] * len(sources), class_names=("any",))
             loaded = fixed_views(known, preprocess, batch_size, self.method.backbone.device, workers)
             yield from (pixels for pixels, _ in loaded)
