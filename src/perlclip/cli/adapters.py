@@ -48,7 +48,7 @@ def predict(
     on_error: str, batch_size: int, workers: int, steps: Any, max_mean_steps: float | None, max_ms: float | None,
     **loading: Any,
 ) -> None:  # fmt: skip
-    """Label IMAGES: files, folders, or globs in quotes."""
+    """Label IMAGES: files, folders, globs in quotes, or - for a path on each line of stdin."""
     from perlclip.data import Unreadable
     from perlclip.inference.row_files import check_row_file
     from perlclip.progress import progress_bar

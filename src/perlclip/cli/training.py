@@ -15,13 +15,14 @@ from perlclip.errors import PerlclipError
 
 if TYPE_CHECKING:
     from perlclip.adapters.folder import Adapter
+    from perlclip.data.surveys import Survey
 
 CHECKPOINT = "checkpoint.safetensors"
 
 
 @click.command()
 @click.argument("data")
-@click.option("--out", type=FOLDER, required=True, help="Folder for the adapter.")
+@click.option("--out", type=FOLDER, help="Folder for the adapter; needed unless --dry-run is given.")
 @click.option("--backbone", default=BACKBONE, help="Hub name, Hugging Face folder, or 'tiny'.")
 @click.option("--method", default="perl", help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
@@ -46,26 +47,39 @@ CHECKPOINT = "checkpoint.safetensors"
 )
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
-@options("data", "device", "dtype", "compile", "workers")
+@click.option("--dry-run", is_flag=True, help="Say what was found in DATA, every image decoded, and train nothing.")
+@options("on-error", "data", "device", "dtype", "compile", "workers")
 def fit(
-    data: str, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
+    data: str, out: Path | None, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
     shots: int | None, val: int, class_names: Any, template: str | None, head: bool, rehearse: bool,
-    resume: bool, overwrite: bool,
+    resume: bool, overwrite: bool, dry_run: bool, on_error: str,
     root: Path | None, device: str, dtype: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
-    """Train an adapter on DATA: a folder of class folders, a CSV manifest with columns path,label, toybox:NAME,
-    coop:NAME or a set of a suite file; with /base or /novel behind it, half of the classes."""
+    """Train an adapter on DATA: a folder, zip or tar of class folders, a CSV manifest with columns path,label, a
+    parquet file, toybox:NAME, coop:NAME or a set of a suite file; with /base or /novel behind it, half of the
+    classes."""
     from perlclip.adapters.folder import Adapter
-    from perlclip.data.sources import published_name, train_and_val
+    from perlclip.data.sources import published_name
+    from perlclip.data.surveys import survey
     from perlclip.files import require_writable
     from perlclip.inference.cache import EvalCache
     from perlclip.methods.registry import default_recipe
 
+    look: dict[str, Any] = dict(
+        shots=shots, val=val, seed=seed, class_names=class_names, template=template, data=root, on_error=on_error
+    )
+    if dry_run:
+        found = survey(data, **look)
+        click.echo(found)
+        _list_skipped(found)
+        return
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
     _check_out(out, resume, overwrite)
     own, cls = method_settings([method], settings)[method], perlclip.method_class(method)
-    train, held_out = train_and_val(
-        data, shots=shots, val=val, seed=seed, class_names=class_names, template=template, data=root
-    )
+    found = survey(data, **look)
+    train, held_out = found.train, found.val
+    click.echo(found, err=True)
     require_writable(out)
     if not resume:
         (out / CHECKPOINT).unlink(missing_ok=True)
@@ -83,6 +97,7 @@ def fit(
         metrics: dict[str, Any] = {"validation": perlclip.evaluate(fitted, held_out).metrics()} if len(held_out) else {}
         perlclip.save_adapter(fitted, out, metrics=metrics)
         _report_fit(fitted, metrics, out)
+        _list_skipped(found)
         return
     recipe, dataset = recipe or default_recipe(method), published_name(data)
     chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset)[0], **given)
@@ -110,6 +125,7 @@ def fit(
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         (out / CHECKPOINT).unlink(missing_ok=True)
     _report_fit(result, metrics, out)
+    _list_skipped(found)
 
 
 @click.command()
@@ -126,7 +142,7 @@ def set_thresholds(
 
     `fit` has done so already, unless it was an older one.
     """
-    from perlclip.data import train_and_val
+    from perlclip.data.surveys import survey
 
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     training = loaded.training
@@ -135,9 +151,11 @@ def set_thresholds(
             f"{adapter} does not say what it was trained on; use perlclip.set_thresholds and save_adapter from Python"
         )
     shots, seed = training.get("shots"), training.get("seed", 1)
-    train, _ = train_and_val(
-        data, shots=shots, val=val, seed=seed, class_names=class_names, template=loaded.template, data=root
-    )
+    # What fit left out is left out here as well; whether it is the same, the fingerprint says.
+    train = survey(
+        data, shots=shots, val=val, seed=seed, class_names=class_names, template=loaded.template, data=root,
+        on_error="skip",
+    ).train  # fmt: skip
     if train.fingerprint() != training["data"]:
         raise PerlclipError(
             f"{data} does not give the images that {adapter} was trained on; use fit's DATA and options"
@@ -145,6 +163,15 @@ def set_thresholds(
     found = perlclip.set_thresholds(loaded, train, seed=seed, workers=workers)
     perlclip.save_adapter(loaded, adapter, thresholds=found)
     click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps per image on {found.views} training views")
+
+
+def _list_skipped(found: "Survey") -> None:
+    """What could not be read, and the exit code that says so."""
+    if found.skipped:
+        click.echo(f"skipped {len(found.skipped)} of the images:", err=True)
+        for each in found.skipped:
+            click.echo(f"  {each.reason}", err=True)
+        click.get_current_context().exit(1)
 
 
 def _check_out(out: Path, resume: bool, overwrite: bool) -> None:

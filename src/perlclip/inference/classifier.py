@@ -8,19 +8,18 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, TypedDict, Unpack, overload
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.adapters.folder import Adapter, load_adapter
 from perlclip.backbone import Backbone
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
-from perlclip.data.images import ON_ERROR, Unreadable, read_image, try_image
+from perlclip.data.decoding import check_on_error
+from perlclip.data.images import Unreadable, as_source, is_image, read_image, try_image
 from perlclip.data.loading import Lost, fixed_views
 from perlclip.data.sets import ImageSet, ImageSource
-from perlclip.errors import PerlclipError, unknown_name
+from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
 from perlclip.methods.base import Method
 from perlclip.methods.perl import Perl
@@ -100,12 +99,12 @@ class Classifier:
             method, template = trained, DEFAULT_TEMPLATE if template is None else template
         if class_names is None:
             raise PerlclipError("a classifier of a method needs class names; what fit returned has them")
-        check_class_names(class_names, unique=False)  # as in ImageNet, where only the label tells two of them apart
+        class_names = check_class_names(class_names, unique=False)  # in ImageNet's list two names come twice
         check_template(template)
         if novel is None:
             novel = isinstance(trained, Adapter) and are_novel(class_names, trained.class_names)
         self.method = method.eval()
-        self.class_names = tuple(class_names)
+        self.class_names = class_names
         self.template = template
         self.thresholds = thresholds
         self._pace = Pace()
@@ -165,7 +164,7 @@ class Classifier:
     ) -> "Classifier":
         """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open."""
         if class_names is not None:
-            check_class_names(class_names)
+            class_names = check_class_names(class_names)
         adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype)
         return cls(adapter, class_names, template, head=head, compile=compile)
 
@@ -189,7 +188,7 @@ class Classifier:
         self, images: ImageSource | Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
         steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None, on_error: str = "stop",
     ) -> Prediction | Unreadable | Sequence[Prediction | Unreadable]:  # fmt: skip
-        """Label one image, or several: paths, files' bytes, PIL images or uint8 arrays; `workers` processes decode.
+        """Label one image, or several: paths, files' bytes, open files, PIL images or uint8 arrays; `workers` decode.
 
         PERL takes all K refinement steps, or `steps` of them, or with `steps="adaptive"` as many as each image needs.
         `max_mean_steps` bounds their mean over all images that this classifier answers so; after `max_ms` milliseconds
@@ -197,7 +196,7 @@ class Classifier:
 
         An image that cannot be read is an error, or with `on_error="skip"` an `Unreadable` in the place of its answer.
         """
-        one = isinstance(images, str | Path | bytes | Image.Image | np.ndarray)
+        one = is_image(images)
         found = self.predict_iter(
             [images] if one else images,  # type: ignore[list-item,arg-type]
             top_k=top_k, batch_size=batch_size, workers=workers,
@@ -220,8 +219,7 @@ class Classifier:
         """The same, one after the other, holding one batch in memory, or with `workers` a few."""
         if top_k < 1 or batch_size < 1:
             raise PerlclipError(f"top_k and batch size must be at least 1, got {top_k} and {batch_size}")
-        if on_error not in ON_ERROR:
-            raise unknown_name("on_error", on_error, ON_ERROR)
+        check_on_error(on_error)
         check_limits(max_mean_steps, max_ms)
         batches = self._batches(images, batch_size, workers, on_error == "skip")
         while True:
@@ -240,7 +238,7 @@ class Classifier:
         """Batches of pixels, and by their place in the batch the images that are missing in it."""
         preprocess = self.method.backbone.preprocess
         if workers:
-            sources = list(images)
+            sources = list(map(as_source, images))
             all_lost: Lost = {}
             known = ImageSet(images=sources, labels=[0] * len(sources), class_names=("any",))
             device = self.method.backbone.device

@@ -7,15 +7,18 @@ from dataclasses import replace as copy_with
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from perlclip.adapters.folder import Adapter
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
-from perlclip.data.images import ON_ERROR, Unreadable, image_name
+from perlclip.data.decoding import check_on_error
+from perlclip.data.images import Unreadable, image_name
 from perlclip.data.loading import Lost
 from perlclip.data.sets import ImageSet, ImageSource
-from perlclip.errors import PerlclipError, unknown_name
+from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
 from perlclip.inference.cache import EvalCache, SetCache
 from perlclip.inference.row_files import row_file
@@ -140,7 +143,8 @@ class Evaluation:
         """The path of the b-th image that was answered, or where it stands in the set."""
         place = int(self.places_B[b])
         image = self.images[place]
-        return image_name(image) if isinstance(image, str | Path) else getattr(image, "path", f"image {place}")
+        nameless = type(image) is bytes or isinstance(image, Image.Image | np.ndarray)
+        return f"image {place}" if nameless else image_name(image)
 
     def metrics(self) -> dict[str, Any]:
         """The numbers, without the tensors."""
@@ -186,8 +190,7 @@ def evaluate(
     """
     if not len(test_set):
         raise PerlclipError("the test set has no images")
-    if on_error not in ON_ERROR:
-        raise unknown_name("on_error", on_error, ON_ERROR)
+    check_on_error(on_error)
     method = trained
     if isinstance(trained, Adapter):
         method, thresholds = trained.method, thresholds or trained.thresholds

@@ -147,6 +147,7 @@ def _thumbnail(found: Evaluation, b: int) -> tuple[str, bool]:
     if isinstance(image, Unreadable):
         return "", False
     small = max(image.size) <= SIDE // 2
+    image = image.copy()  # it may be one that is kept
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     if small:
