@@ -15,6 +15,7 @@ from perlclip.errors import PerlclipError
 
 if TYPE_CHECKING:
     from perlclip.adapters.folder import Adapter
+    from perlclip.data import ImageSet
     from perlclip.data.surveys import Survey
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -124,7 +125,11 @@ def fit(
         training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         (out / CHECKPOINT).unlink(missing_ok=True)
-    _report_fit(result, metrics, out)
+    zero_shot = None
+    if len(held_out) and len(metrics["validation"]["step_accuracy"]) == 1:  # PERL's first step is zero-shot CLIP
+        untrained = perlclip.create_method("zero-shot", loaded)
+        zero_shot = perlclip.evaluate(untrained, held_out, workers=workers, cache=how.get("cache")).accuracy
+    _report_fit(result, metrics, out, zero_shot)
     _list_skipped(found)
 
 
@@ -138,31 +143,46 @@ def set_thresholds(
     adapter: Path, data: str, val: int, class_names: Any, backbone: str | None, root: Path | None,
     device: str, dtype: str, workers: int,
 ) -> None:  # fmt: skip
-    """Set the thresholds of adaptive thinking of a PERL ADAPTER on the images of DATA that it was trained on.
+    """Set the thresholds of adaptive thinking of a PERL ADAPTER, best on the images of DATA that it was trained on.
 
-    `fit` has done so already, unless it was an older one.
+    `fit` has done so already, unless it was an older one. Where DATA gives other images, or the adapter does not say
+    which ones it saw, all of them are taken: the thresholds need their classes' names, not their labels.
     """
-    from perlclip.data.surveys import survey
-
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
-    training = loaded.training
-    if "data" not in training:
-        raise PerlclipError(
-            f"{adapter} does not say what it was trained on; use perlclip.set_thresholds and save_adapter from Python"
-        )
-    shots, seed = training.get("shots"), training.get("seed", 1)
-    # What fit left out is left out here as well; whether it is the same, the fingerprint says.
-    train = survey(
-        data, shots=shots, val=val, seed=seed, class_names=class_names, template=loaded.template, data=root,
-        on_error="skip",
-    ).train  # fmt: skip
-    if train.fingerprint() != training["data"]:
-        raise PerlclipError(
-            f"{data} does not give the images that {adapter} was trained on; use fit's DATA and options"
+    seed = loaded.training.get("seed", 1)
+    same = _trained_on(loaded, data, val=val, seed=seed, class_names=class_names, data=root)
+    train = same or _all_images(loaded, data, class_names=class_names, data=root)
+    if not same:
+        click.echo(
+            f"{data} is not what {adapter} was trained on, as far as that is known: the thresholds are set on "
+            f"{len(train)} images of it, which adaptive thinking should not be tested on",
+            err=True,
         )
     found = perlclip.set_thresholds(loaded, train, seed=seed, workers=workers)
     perlclip.save_adapter(loaded, adapter, thresholds=found)
-    click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps per image on {found.views} training views")
+    views = f"{found.views} {'training ' * bool(same)}views"
+    click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps per image on {views}")
+
+
+def _trained_on(adapter: "Adapter", source: str, **how: Any) -> "ImageSet | None":
+    """The images that an adapter was trained on, if the source gives just these."""
+    from perlclip.data.surveys import survey
+
+    try:
+        # What fit left out is left out here as well; whether it is the same, the fingerprint says.
+        shots, template = adapter.training.get("shots"), adapter.template
+        train = survey(source, shots=shots, template=template, on_error="skip", **how).train
+    except PerlclipError:  # too few images for its shots, say; what is wrong with the source itself is found again
+        return None
+    return train if train.fingerprint() == adapter.training.get("data") else None
+
+
+def _all_images(adapter: "Adapter", source: str, **how: Any) -> "ImageSet":
+    """The training images of a source, or all if it is not split, of the adapter's classes."""
+    from perlclip.data import for_classes, readable
+
+    images = perlclip.load_images(source, template=adapter.template, **how)
+    return readable(for_classes(images, adapter.class_names))[0]
 
 
 def _list_skipped(found: "Survey") -> None:
@@ -203,7 +223,7 @@ def _resume_hint(out: Path) -> Iterator[None]:
         raise kind(f"{str(error) or 'interrupted'}{where}") from error
 
 
-def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path) -> None:
+def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path, zero_shot: float | None = None) -> None:
     from perlclip.methods.registry import plugins
     from perlclip.training.loop import FitResult
 
@@ -214,12 +234,20 @@ def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path) -> None:
         found, plain = metrics["validation"], metrics.get("validation_without_head")
         steps, said = (plain or found)["step_accuracy"], []
         if len(steps) > 1:
-            said.append(f"zero-shot {steps[0]:.1f} %")  # which the first step is
-        if len(steps) > 1 or plain:
+            zero_shot = steps[0]
+        if zero_shot is not None:
+            said.append(f"zero-shot {zero_shot:.1f} %")
+        if zero_shot is not None or plain:
             said.append(f"{'adapted' if choice is None or choice.trained else 'zero-shot'} {steps[-1]:.1f} %")
         if plain or not said:
             said.append(f"{choice.answer if choice else 'all in all'} {found['accuracy']:.1f} %")
         click.echo(f"validation accuracy on {found['images']} images: {' → '.join(said)}")
+        if zero_shot is not None and found["accuracy"] < zero_shot:
+            click.echo(
+                f"this is worse than not adapting: zero-shot CLIP answers {zero_shot:.1f} % of these "
+                f"{found['images']} images right, the adapter {found['accuracy']:.1f} %; try more shots, another "
+                "--recipe or fewer --epochs"
+            )
     click.echo(f"trained in {seconds:.1f} s; adapter in {out}")
     more = "".join(f" --plugin {shlex.quote(name)}" for name in plugins())
     click.echo(f"next: perlclip predict {shlex.quote(str(out))} IMAGE…{more}")
