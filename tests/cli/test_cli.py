@@ -114,7 +114,7 @@ def test_a_split_tree_validates_on_its_own_val(tmp_path, clip_folder):
     assert set(info["metrics"]["validation"]["class_accuracy"]) == {"lawn", "crimson"}
 
 
-def test_a_damaged_validation_image_does_not_lose_the_training(tmp_path, clip_folder):
+def test_a_damaged_image_is_found_before_the_training(tmp_path, clip_folder):
     for split in ("train", "val"):
         draw_tree(tmp_path / "data" / split, images=2)
     broken = tmp_path / "data" / "val" / "red" / "0.png"
@@ -122,10 +122,13 @@ def test_a_damaged_validation_image_does_not_lose_the_training(tmp_path, clip_fo
     broken.write_bytes(whole[: len(whole) // 2])
     out = tmp_path / "a"
     command = ("fit", tmp_path / "data", "--out", out, "--backbone", clip_folder, *QUICK)
-    assert "is damaged" in (sentence := fails(*command)) and "go on with --resume" in sentence
-    broken.write_bytes(whole)
-    assert run(*command, "--resume").exit_code == 0
-    assert sorted(p.name for p in out.iterdir()) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert "val/red/0.png is damaged" in fails(*command) and not out.exists()
+    result = run(*command, "--on-error", "skip", "--no-head")
+    assert result.exit_code == 1 and "skipped 1 of the images:\n  image " in result.stderr
+    assert "val 5 (split beforehand" in result.stderr and "validation accuracy on 5 images" in result.stdout
+    assert perlclip.load_adapter(out).class_names == ("blue", "green grass", "red")
+    broken.rename(broken.with_name("1.png"))
+    assert "no image of class" not in run(*command, "--dry-run", "--on-error", "skip").stderr
 
 
 def test_the_same_command_gives_the_same_bytes(adapter, tree, clip_folder, tmp_path):
