@@ -7,7 +7,7 @@ import pytest
 
 import perlclip
 from perlclip.cli import main
-from perlclip.data import train_and_val
+from perlclip.data import survey, train_and_val
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.registry import default_recipe
 from tests.cli.test_cli import run
@@ -15,6 +15,7 @@ from tests.cli.test_cli import run
 PAIRS = [
     ("fit", perlclip.load_backbone, {"device", "dtype"}),
     ("fit", train_and_val, {"shots", "val", "seed", "template", "class_names"}),
+    ("fit", survey, {"shots", "val", "seed", "template", "class_names", "on_error"}),
     ("fit", perlclip.fit, {"seed", "compile", "workers", "recipe", "resume", "head"}),
     (
         "predict",

@@ -115,10 +115,11 @@ def _in_tar(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, Im
 
 def _in_stream(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, ImageSource]]:
     unpack = next(opener for magic, opener in _COMPRESSED.items() if first_bytes(path).startswith(magic))
-    with unpack(path) as stream, tarfile.open(fileobj=_Bounded(stream, path), mode="r|") as archive:  # type: ignore[call-overload]
+    with unpack(path) as stream, tarfile.open(fileobj=_Bounded(stream, path, MAX_UNPACKED), mode="r|") as archive:  # type: ignore[call-overload]
         for member in archive:
-            found = archive.extractfile(member) if member.isreg() and wanted(member.name) else None
-            yield member.name, NamedBytes(found.read() if found else b"", f"{path}/{member.name}")
+            if member.isreg() and not member.issparse():
+                found = archive.extractfile(member) if wanted(member.name) else None
+                yield member.name, NamedBytes(found.read() if found else b"", f"{path}/{member.name}")
             archive.members = []  # it would remember all of them
 
 
@@ -128,14 +129,14 @@ class _Bounded:
 
     stream: IO[bytes]
     path: Path
-    left: int = MAX_UNPACKED
+    left: int
 
     def read(self, size: int) -> bytes:
         content = self.stream.read(min(size, self.left + 1))
         self.left -= len(content)
         if self.left < 0:
             raise PerlclipError(
-                f"{self.path} has more than {MAX_UNPACKED // 2**30} GiB in it; unpack it and name the folder, or make "
-                "a zip or a tar without compression of it, which are read in place"
+                f"{self.path} has over {MAX_UNPACKED // 2**20:,} MiB in it; unpack it and name the folder, or make "
+                "a zip or a plain tar of it, which are read in place"
             )
         return content

@@ -171,7 +171,7 @@ class _Tree:
         """Of a zip or tar; a folder that all is in does not count."""
         found: dict[tuple[str, ...], ImageSource] = {}
         for name, source in members(path, lambda name: is_image_name(name) or PurePosixPath(name).name in METADATA):
-            parts = tuple(part for part in name.split("/") if part)
+            parts = tuple(part for part in name.split("/") if part not in ("", "."))
             if parts and not any(map(is_hidden, parts)):  # also of a path that leads out of the archive
                 found[parts] = source
         tops = {parts[0] for parts in found}

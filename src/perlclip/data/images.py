@@ -125,8 +125,8 @@ def as_source(given: object) -> ImageSource:
 
 
 def check_image(source: ImageSource) -> None:
-    """Format and size of an image file, by its header, without decoding it."""
-    if isinstance(source, str | Path | bytes | Packed):
+    """Format and size of an image file, by its header, without decoding it; what is no file is left for later."""
+    if isinstance(source, str | Path):
         _open(source).close()
 
 
@@ -172,8 +172,8 @@ def image_name(source: ImageSource | Any) -> str:
     if isinstance(source, bytes):
         return getattr(source, "path", f"of {len(source)} bytes")
     if isinstance(source, Image.Image | np.ndarray):
-        height, width = source.shape[:2] if isinstance(source, np.ndarray) else (source.height, source.width)
-        return f"({type(source).__name__} of {width}x{height})"
+        size = source.shape[1::-1] if isinstance(source, np.ndarray) else source.size
+        return f"({type(source).__name__} of {'x'.join(map(str, size))})"
     return str(getattr(source, "name", type(source).__name__))
 
 
@@ -217,6 +217,9 @@ class NamedBytes(bytes):
         made = super().__new__(cls, content)
         made.path = path
         return made
+
+    def __str__(self) -> str:
+        return self.path
 
 
 _FORMAT_OF = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}

@@ -59,7 +59,7 @@ class Survey:
             yield "no image is left to validate on: train on fewer shots, or add images; no accuracy will be known"
         for splits, pairs in self.duplicates.items():
             same = "1 image is" if len(pairs) == 1 else f"{len(pairs)} images are"
-            yield f"{same} in {splits}, so accuracy is overstated: {_shown([f'{a} = {b}' for a, b in pairs])}"
+            yield f"{same} in both {splits}, so accuracy is overstated: {_shown([f'{a} = {b}' for a, b in pairs])}"
         if self.contradictions:
             pairs = self.contradictions
             same = "1 image has" if len(pairs) == 1 else f"{len(pairs)} images have"
@@ -141,10 +141,10 @@ def _check_classes(train: ImageSet) -> None:
 
 
 def _hashes(images: Sequence[ImageSource]) -> dict[bytes, str]:
-    found = {}
-    for image in reversed(images):
+    found: dict[bytes, str] = {}
+    for image in images:
         with suppress(PerlclipError):  # a test image that cannot be read is for `eval` to say
-            found[content_hash(image)] = image_name(image)
+            found.setdefault(content_hash(image), image_name(image))
     return found
 
 
