@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from perlclip.data.sets import ImageSet
+from perlclip.data.images import Held
 from perlclip.inference.evaluation import Evaluation
 from perlclip.viz.mistakes import SIDE, draw_confusion, mistakes_page
 from tests.browser import needs_browser, use
@@ -71,10 +71,9 @@ def test_no_more_images_than_asked_for_and_of_every_pair_one(found):
 
 
 def test_what_is_kept_in_memory_is_not_shrunk_for_a_thumbnail():
-    held = Image.new("RGB", (500, 400))
-    images = ImageSet(images=[held], labels=[0], class_names=NAMES)
-    mistakes_page(evaluation([1], [0], list(images.images)))
-    assert held.size == (500, 400)
+    picture = Image.new("RGB", (500, 400))
+    mistakes_page(evaluation([1], [0], [Held("a.png", b"", picture)]))
+    assert picture.size == (500, 400)
 
 
 def test_the_matrix_has_the_counts_and_the_names_as_they_are(found):
