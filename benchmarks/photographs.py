@@ -9,6 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
+from perlclip.data.decoding import readable
 from perlclip.data.sets import DataSet, ImageSet
 
 
@@ -18,13 +19,14 @@ def photographs(folder: Path, name: str) -> DataSet:
 
     def part(which: str) -> ImageSet:
         places = [sorted((folder / name / which / c).iterdir()) for c in info["classes"]]
-        return ImageSet(
+        images = ImageSet(
             images=[path for paths in places for path in paths],
             labels=[label for label, paths in enumerate(places) for _ in paths],
             class_names=tuple(info["classes"]),
             template=info["template"],
             name=name,
-        ).in_memory(2**28)
+        )
+        return readable(images)[0]
 
     train = part("train")
     return DataSet(name=name, train=train, val=train.select([]), test=part("test"))

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -404,12 +405,24 @@ def test_explain_draws_every_image(adapter_folder, tree, tmp_path):
     result = run(*words, "--out", str(tmp_path), "--how", "occlusion", "--class", "green grass")
     assert result.exit_code == 0, result.output
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"0-{i}.{kind}" for i in (0, 1) for kind in ("png", "svg", "json")
+        f"{stem}.{kind}" for stem in ("0", "0-2") for kind in ("png", "svg", "json")
     }
-    numbers = json.loads((tmp_path / "0-0.json").read_bytes())
+    numbers = json.loads((tmp_path / "0.json").read_bytes())
     assert numbers["classes"][0]["class"] == "green grass" and numbers["how"] == "occlusion"
     assert np.array(numbers["classes"][0]["patches"]).shape == (4, 4, 4) and len(numbers["answers"]) == 4
-    assert Image.open(tmp_path / "0-0.png").width > 600
+    assert Image.open(tmp_path / "0.png").width > 600
+
+
+def test_explain_writes_a_file_for_each_image_whatever_they_are_called(adapter_folder, tree, tmp_path):
+    """`a`, `a` and `a-2`: a number made a name that was there already."""
+    names = ["x/a.png", "y/a.png", "z/a-2.png", "z/A.png"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(tree / "red" / "0.png", tmp_path / name)
+    explain(perlclip.load_adapter(adapter_folder), [tmp_path / name for name in names], tmp_path / "out")
+    written = [json.loads(path.read_bytes())["image"] for path in (tmp_path / "out").glob("*.json")]
+    assert sorted(written) == sorted(str(tmp_path / name) for name in names)
+    assert len({path.stem.casefold() for path in (tmp_path / "out").glob("*.json")}) == 4
 
 
 @pytest.mark.parametrize(

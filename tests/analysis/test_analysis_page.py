@@ -1,35 +1,20 @@
 """The analysis page in a real browser: pictures load, sliders move maps and markers, nothing goes wrong."""
 
-import html
-import json
-import re
-import shutil
-import subprocess
-
 import pytest
 
 import perlclip
 from perlclip.analysis.single import analyze
 from tests.analysis.test_analysis import loud_perl
+from tests.browser import needs_browser, use
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium or Chrome to open the page in")
-
-# Before the page's own script, so that nothing it throws is missed.
-WATCH = """<script>
-window.wrong = [];
-addEventListener("error", e => wrong.push(e.message || `cannot load ${e.target.src}`), true);
-addEventListener("unhandledrejection", e => wrong.push(String(e.reason)));
-console.error = console.warn = (...words) => wrong.push(words.join(" "));
-</script>"""
-ACT = """<script>
-addEventListener("load", () => {
+pytestmark = needs_browser
+ACT = """
   const card = document.querySelector(".case"), slider = card.querySelector("input"), last = +slider.max;
   const look = () => ({maps: [...card.querySelectorAll(".over")].map(i => i.src), value: slider.value,
     marker: card.querySelector(".marker").getAttribute("transform"), step: card.querySelector("output").value,
     answer: card.querySelector(".answer").textContent});
   const move = (input, value) => { input.value = value; input.dispatchEvent(new Event("input", {bubbles: true})); };
-  const result = {last, first: look(), widths: [...document.images].map(i => i.naturalWidth)};
+  Object.assign(result, {last, first: look(), widths: [...document.images].map(i => i.naturalWidth)});
   move(slider, last); result.moved = look();
   move(document.querySelector(".all input"), 1); result.all = look();
   result.together = [...document.querySelectorAll(".case input")].map(i => i.value);
@@ -37,10 +22,7 @@ addEventListener("load", () => {
   result.labelled = [...document.querySelectorAll("input")].every(i => i.ariaLabel);
   result.overflow = document.documentElement.scrollWidth > innerWidth;
   result.figures = document.querySelectorAll("figure > svg").length;
-  const out = document.createElement("pre");
-  out.id = "result"; out.textContent = JSON.stringify({...result, wrong}); document.body.append(out);
-});
-</script>"""
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +33,7 @@ def seen(backbone, tree, tmp_path_factory):
         loud_perl(backbone), folder / "adapter", class_names=data.class_names, template=data.template
     )
     analyze(perlclip.load_adapter(adapter_folder), data, folder / "out", cases=2)
-    page = (folder / "out" / "index.html").read_text()
-    assert page.count("<head>") == page.count("</body>") == 1
-    watched = folder / "watched.html"
-    watched.write_text(page.replace("<head>", f"<head>{WATCH}").replace("</body>", f"{ACT}</body>"))
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    command += ["--window-size=1000,800", "--virtual-time-budget=10000", "--dump-dom", watched.as_uri()]
-    for _ in range(3):  # a browser on a busy machine may dump the page before its scripts have run
-        dom = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-        found = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
-        if found:
-            return json.loads(html.unescape(found.group(1)))
-    raise AssertionError(dom[-2000:])
+    return use((folder / "out" / "index.html").read_text(), ACT, folder)
 
 
 def test_nothing_goes_wrong(seen):

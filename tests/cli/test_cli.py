@@ -114,7 +114,25 @@ def test_a_split_tree_validates_on_its_own_val(tmp_path, clip_folder):
     assert set(info["metrics"]["validation"]["class_accuracy"]) == {"lawn", "crimson"}
 
 
-def test_a_damaged_validation_image_does_not_lose_the_training(tmp_path, clip_folder):
+def test_a_dry_run_says_what_there_is_and_nothing_else(tree, tmp_path):
+    result = run("fit", tree, "--shots", 2, "--dry-run", "--out", tmp_path / "a")
+    assert (
+        result.exit_code == 0 and "3 classes\n  train 6 (2 per class), val 12 (held out, 4 per class)" in result.stdout
+    )
+    assert not (tmp_path / "a").exists()
+    assert "Missing option '--out'" in (result := run("fit", tree)).stderr and result.exit_code == 2
+
+
+def test_paths_from_stdin(adapter, tree):
+    paths = sorted(tree.rglob("*.png"))[:3]
+    want = run("predict", adapter, *paths, "--device", "cpu").stdout
+    for mark in ("\n", "\0"):
+        lines = mark.join([*map(str, paths), ""])
+        assert CliRunner().invoke(main, ["predict", str(adapter), "-", "--device", "cpu"], input=lines).stdout == want
+    assert "no paths on stdin" in fails("predict", adapter, "-")
+
+
+def test_a_damaged_image_is_found_before_the_training(tmp_path, clip_folder):
     for split in ("train", "val"):
         draw_tree(tmp_path / "data" / split, images=2)
     broken = tmp_path / "data" / "val" / "red" / "0.png"
@@ -122,10 +140,13 @@ def test_a_damaged_validation_image_does_not_lose_the_training(tmp_path, clip_fo
     broken.write_bytes(whole[: len(whole) // 2])
     out = tmp_path / "a"
     command = ("fit", tmp_path / "data", "--out", out, "--backbone", clip_folder, *QUICK)
-    assert "is damaged" in (sentence := fails(*command)) and "go on with --resume" in sentence
-    broken.write_bytes(whole)
-    assert run(*command, "--resume").exit_code == 0
-    assert sorted(p.name for p in out.iterdir()) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert "val/red/0.png is damaged" in fails(*command) and not out.exists()
+    result = run(*command, "--on-error", "skip", "--no-head")
+    assert result.exit_code == 1 and "skipped 1 of the images:\n  image " in result.stderr
+    assert "val 5 (split beforehand" in result.stderr and "validation accuracy on 5 images" in result.stdout
+    assert perlclip.load_adapter(out).class_names == ("blue", "green grass", "red")
+    broken.rename(broken.with_name("1.png"))
+    assert "no image of class" not in run(*command, "--dry-run", "--on-error", "skip").stderr
 
 
 def test_the_same_command_gives_the_same_bytes(adapter, tree, clip_folder, tmp_path):
@@ -180,7 +201,7 @@ def test_a_bad_image_at_prediction(adapter, tmp_path, name):
 
 def test_duplicate_class_names(data, tmp_path, clip_folder):
     shutil.copytree(data / "green_grass", data / "green grass")
-    assert "duplicate class name 'green grass'" in fit_fails(data, tmp_path / "out", clip_folder)
+    assert "'green grass' and 'green_grass' are one class name" in fit_fails(data, tmp_path / "out", clip_folder)
 
 
 def test_a_prompt_longer_than_the_context(data, tmp_path, clip_folder):
@@ -246,7 +267,7 @@ def test_manifests_with_odd_rows(tree, tmp_path, clip_folder):
     for rows, words in (
         ("path,label,split\n%s,red\n", "line 2: split '' is not train, val or test"),
         ("path,label\n\n\n%s,\n", "line 4: path and label must both be given"),
-        ("path,label,split\n%s,red,valid\n", "split 'valid' is not train"),
+        ("path,label,split\n%s,red,vali\n", "split 'vali' is not train"),
         ("file,label\n%s,red\n", "needs a header 'path,label'"),
         ("path,label\ngone-%s,red\n", "cannot read image"),
     ):

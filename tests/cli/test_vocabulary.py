@@ -7,7 +7,7 @@ import pytest
 
 import perlclip
 from perlclip.cli import main
-from perlclip.data import train_and_val
+from perlclip.data import ON_ERROR, survey, train_and_val
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.registry import default_recipe
 from tests.cli.test_cli import run
@@ -15,6 +15,7 @@ from tests.cli.test_cli import run
 PAIRS = [
     ("fit", perlclip.load_backbone, {"device", "dtype"}),
     ("fit", train_and_val, {"shots", "val", "seed", "template", "class_names"}),
+    ("fit", survey, {"shots", "val", "seed", "template", "class_names", "on_error"}),
     ("fit", perlclip.fit, {"seed", "compile", "workers", "recipe", "resume", "head"}),
     (
         "predict",
@@ -40,6 +41,15 @@ def test_options_are_called_as_in_python_and_default_to_the_same(command, functi
         if said is None or repr(said) == "Sentinel.UNSET":
             said = False if option.is_flag else None
         assert said == default, (name, said, default)
+
+
+def test_errors_of_images_have_the_same_words():
+    """But not the same default: what is skipped is listed by a command and fails it; a program would not notice."""
+    for command, function in (("predict", Classifier.predict), ("eval", perlclip.evaluate), ("fit", survey)):
+        (option,) = [p for p in main.commands[command].params if p.name == "on_error"]
+        assert tuple(option.type.choices) == ON_ERROR
+        assert option.default == ("stop" if command == "fit" else "skip")
+        assert inspect.signature(function).parameters["on_error"].default == "stop"
 
 
 def test_the_five_lines_make_what_the_command_makes(tree, clip_folder, tmp_path):

@@ -1,9 +1,10 @@
 """Batches: processes that load them, memory that is pinned for them."""
 
+from PIL import Image
 from torch.utils.data import dataloader
 
 import perlclip
-from perlclip.data import loading
+from perlclip.data import loading, readable
 from perlclip.methods import Recipe
 
 
@@ -39,8 +40,14 @@ def test_memory_is_pinned_for_cuda_only(backbone, tree, monkeypatch):
 def test_bytes_are_images(backbone, tree):
     """In memory a set has the same fingerprint and the same views; what does not fit stays on disk."""
     images = perlclip.load_images(tree)
-    held = images.in_memory(2**20)
-    assert all(isinstance(image, bytes) for image in held.images) and held.fingerprint() == images.fingerprint()
-    assert images.in_memory(100) is images
+    pixels, none = readable(images)
+    assert none == [] and readable(pixels)[0] is pixels
+    assert all(isinstance(image.data, Image.Image) for image in pixels.images)
+    size = images.images[0].stat().st_size
+    files = readable(images, hold=size)[0]  # not enough for the pixels of one, and for the file of one alone
+    assert size < 40 * 46 * 3
+    assert isinstance(files.images[0].data, bytes) and files.images[-1] is images.images[-1]
+    assert pixels.fingerprint() == files.fingerprint() == images.fingerprint()
     classifier = perlclip.Classifier(perlclip.create_method("zero-shot", backbone), images.class_names)
-    assert classifier.predict(held.images[0]) == classifier.predict(images.images[0])
+    assert classifier.predict(pixels.images[0]) == classifier.predict(images.images[0])
+    assert classifier.predict(files.images[0]) == classifier.predict(images.images[0])

@@ -117,7 +117,7 @@ def test_errors_are_sentences(source, more, words):
 def test_a_split_that_is_not_there(minis, tree):  # noqa: F811
     with pytest.raises(PerlclipError, match="coop:imagenet_v2 has no split 'train'; it has test"):
         load_images("coop:imagenet_v2", data=minis)
-    with pytest.raises(PerlclipError, match="is not split into train, val and test folders"):
+    with pytest.raises(PerlclipError, match="is not split into train, val and test, so it has no split"):
         load_images(tree, split="val")
 
 

@@ -24,6 +24,7 @@ from perlclip.report.sections import Section, section
 from perlclip.report.statistics import DRAWS, draws
 from perlclip.report.tables import Cell, Column, Line, Table, beside, number
 from perlclip.report.write import write_report
+from perlclip.viz.markup import markdown_text
 from tests.cli.test_cli import fails, run
 from tests.report.reports import PARAMETERS, analysis_files, damage, identity, markdown_tables, put
 
@@ -492,7 +493,7 @@ def test_all_files_are_there(out):
     assert len(rows) == len(NUMBERS) + 2 + 2 + 1 + 44
     text = (out / "report.md").read_text()
     assert "59 complete runs, 1 failed, 0 damaged records." in text
-    assert "- failed: base-to-novel/toybox/b/mmrl/fast/seed2: RuntimeError: &lt;no memory&gt;" in text
+    assert "- failed: base-to-novel/toybox/b/mmrl/fast/seed2: RuntimeError: \\<no memory\\>" in text
     for link in re.findall(r"\]\((figures/[^)]+)\)", text):
         assert (out / link).is_file()
 
@@ -661,3 +662,22 @@ def test_errors_are_one_sentence(store, tmp_path):
     (tmp_path / "empty" / "x" / "run.json").write_text("{")
     with pytest.raises(PerlclipError, match=r"no complete run below .*empty \(0 failed, 1 damaged\)"):
         collect([tmp_path / "empty"])
+
+
+def test_names_that_mean_something_elsewhere_are_text_everywhere(tmp_path):
+    """A setting, a backbone and a data set of a record can be anything."""
+    odd = r"$\input{x}$|<i>_&`"
+    for dataset in ("a", odd):
+        for seed in (1, 2):
+            run = identity("base-to-novel", dataset, "coop", seed, settings=(("init", odd),), backbone=f"my {odd}")
+            put(tmp_path / "runs", run, {"base": 50, "novel": 60})
+    write_report([tmp_path / "runs"], tmp_path / "out")
+    text = (tmp_path / "out" / "report.md").read_text()
+    shown = markdown_text(odd)
+    assert f"coop init={shown}" in text and odd not in text and "<i>" not in text.replace(r"\<i\>", "")
+    for table in markdown_tables(text.replace(r"\|", "¦")):
+        assert len({len(row) for row in table}) == 1, "a bar in a name makes no column"
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<i>" not in page and r"$\input{x}$|&lt;i&gt;_&amp;`" in page
+    for path in (tmp_path / "out" / "tables").glob("*.tex"):
+        assert r"\input" not in path.read_text() and "<" not in path.read_text()

@@ -412,7 +412,7 @@ def test_an_older_adapter_says_what_to_do(folder, trained):
     (folder / CONFIG).write_text(json.dumps(info))
     classifier = perlclip.Classifier.from_pretrained(folder, backbone=trained[0].backbone)
     for ask in (dict(steps="adaptive"), dict(max_ms=50), dict(max_mean_steps=1)):
-        with pytest.raises(PerlclipError, match="set them with `perlclip set-thresholds`"):
+        with pytest.raises(PerlclipError, match="set them with `perlclip set-thresholds ADAPTER DATA`"):
             classifier.predict(trained[1].images[0], **ask)
     assert classifier.predict(trained[1].images[0], steps=1, max_ms=1e6).steps == 1
 
@@ -488,7 +488,22 @@ def test_an_older_adapter_gets_its_thresholds(fitted, tree, tmp_path):
     info = json.loads((fitted / CONFIG).read_text())
     (fitted / CONFIG).write_text(json.dumps({key: value for key, value in info.items() if key != "adaptive"}))
     assert "perlclip set-thresholds" in fails("predict", fitted, tree / "red", "--steps", "adaptive")
-    assert "not give the images that" in fails("set-thresholds", fitted, draw_tree(tmp_path / "other", size=50))
     assert "on 36 training views" in run("set-thresholds", fitted, tree).stdout
     again = json.loads((fitted / CONFIG).read_text())
     assert again["adaptive"] == info["adaptive"] and again["training"] == info["training"]
+
+
+def test_an_adapter_that_does_not_say_what_it_was_trained_on_gets_thresholds_too(backbone, tree, tmp_path):
+    """`predict` sent its user to `set-thresholds`, and that one to Python."""
+    method = loud(perlclip.create_method("perl", backbone))
+    bare = perlclip.save_adapter(
+        method, tmp_path / "bare", class_names=["red", "blue", "green grass"], template="a {}."
+    )
+    assert "perlclip set-thresholds ADAPTER DATA" in fails("predict", bare, tree / "red", "--steps", "adaptive")
+    result = run("set-thresholds", bare, tree)
+    assert result.exit_code == 0, result.output
+    assert "on 72 views" in result.stdout and "is not what" in result.stderr and "24 images" in result.stderr
+    assert run("predict", bare, tree / "red", "--steps", "adaptive").exit_code == 0
+    draw_tree(tmp_path / "other", {"rad": (1, 2, 3)})
+    assert "unknown class 'rad'; did you mean 'red'?" in fails("set-thresholds", bare, tmp_path / "other")
+    assert "no such file or folder" in fails("set-thresholds", bare, tmp_path / "gone")

@@ -1,9 +1,11 @@
 """Figures and pages: the same numbers give the same bytes, text stays text, and everything is in one file."""
 
 import csv
+import html
 import io
 import json
 import re
+import warnings
 from html.parser import HTMLParser
 from importlib.resources import files
 
@@ -16,7 +18,7 @@ from PIL import Image
 from perlclip.analysis.cases import Case
 from perlclip.analysis.gallery import gallery
 from perlclip.viz.drawing import draw
-from perlclip.viz.markup import aligned, csv_lines, csv_text
+from perlclip.viz.markup import aligned, csv_lines, csv_text, markdown_text
 from perlclip.viz.pages import page
 from perlclip.viz.style import COLOURS, GREY, INK, VERMILION, look
 
@@ -43,6 +45,35 @@ def test_an_inline_drawing_has_the_pages_ink_and_no_ground():
     assert drawing.inline.startswith('<svg role="img" ') and "currentColor" in drawing.inline
     assert INK not in drawing.inline and "#ffffff" not in drawing.inline and "<metadata>" not in drawing.inline
     assert "a &lt;b&gt; &amp; c" in drawing.inline
+
+
+def test_names_are_drawn_as_text_and_never_as_mathematics():
+    """Neither `$…$`, which would lose its dollars, nor what TeX could not read; and powers of ten need none of it."""
+    names = ["$1 or $2 bill", r"$\input{x}$", "$x^2$", "a $ b", "日本"]
+
+    def paint(figure) -> None:
+        axes = figure.subplots(1, 3)
+        for name in names:
+            axes[0].plot([1, 2], [1, 2], label=name)
+        axes[0].legend()
+        axes[0].set_title(names[1])
+        axes[1].barh(names, range(5))
+        axes[2].plot([1, 1000], [2e-3, 7e-3])
+        axes[2].set(xscale="log", yscale="log")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of letters that the font has not
+        svg = draw("names", "", (9, 3), paint).svg.decode()
+    texts = [html.unescape(text) for text in re.findall(r">([^<>]+)</text>", svg)]
+    assert all(texts.count(name) >= 2 for name in names) and texts.count(names[1]) == 3
+    assert {"10⁰", "10³", "2×10⁻³"} <= set(texts) and "mathdefault" not in svg
+
+
+def test_text_in_markdown_is_what_it_was():
+    odd = r"a|b *c* _d_ e_f <g> `h` [i](j) $k$ ~~l~~ \ &amp; m&n" + "\n# n"
+    words = markdown_text(odd)
+    assert words == (r"a\|b \*c\* \_d\_ e_f \<g\> \`h\` \[i\](j) \$k\$ \~\~l\~\~ \\ \&amp; m&n # n")
+    assert re.sub(r"\\(.)", r"\1", words) == odd.replace("\n", " ")
 
 
 def test_looks_differ_and_keep_the_colours_of_what_is_set_off():
@@ -91,11 +122,12 @@ def test_a_value_that_is_missing_is_an_error_and_no_hole(values):
 
 def test_templates_fetch_nothing_and_share_one_base():
     templates = [path for path in files("perlclip.viz").joinpath("templates").iterdir() if path.name.endswith(".html")]
-    assert {path.name for path in templates} == {"base.html", "report.html", "analysis.html"}
+    pages, shared = {"report.html", "analysis.html", "mistakes.html"}, {"base.html", "tables.html"}
+    assert {path.name for path in templates} == pages | shared
     for path in templates:
         text = path.read_text()
         assert "http" not in text and "@import" not in text and 'src="/' not in text
-        assert path.name == "base.html" or text.startswith('{% extends "base.html" %}')
+        assert path.name in shared or text.startswith('{% extends "base.html" %}')
 
 
 def test_plain_tables():

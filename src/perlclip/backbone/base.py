@@ -72,7 +72,9 @@ class Backbone:
 
         `free` positions are left between SOS and the text, for rows that a method puts there.
         """
-        rows: list[list[int]] = self.tokenizer(list(prompts), padding=False, truncation=False)["input_ids"]
+        # What is too long is said below: `verbose` would warn of it before.
+        encoded = self.tokenizer(list(prompts), padding=False, truncation=False, verbose=False)
+        rows: list[list[int]] = encoded["input_ids"]
         rows = [row[:1] * (free + 1) + row[1:] for row in rows]
         for prompt, row in zip(prompts, rows, strict=True):
             if len(row) > self.context_length:

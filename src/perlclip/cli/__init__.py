@@ -5,6 +5,11 @@ Only `click` is imported here and in the commands' modules at the top, so that `
 user's are one sentence and exit code 1, wrong usage is 2, Ctrl-C is 130; `--debug` shows the traceback.
 """
 
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -23,7 +28,8 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.params.get("debug", False)
         try:
-            return super().invoke(ctx)
+            with _quiet(debug):
+                return super().invoke(ctx)
         except BrokenPipeError:  # `| head` has seen enough; click ends quietly
             raise
         except (PerlclipError, OSError, KeyboardInterrupt, MemoryError, RuntimeError) as error:
@@ -31,6 +37,17 @@ class _Commands(click.Group):
                 raise
             click.echo(f"error: {_sentence(error)}", err=True)
             ctx.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+@contextmanager
+def _quiet(debug: bool) -> Iterator[None]:
+    """Other libraries' warnings are for programmers: what users have to know is said in our own words."""
+    with warnings.catch_warnings():
+        if not (debug or sys.warnoptions):
+            warnings.simplefilter("ignore")
+            for name in ("TRANSFORMERS_VERBOSITY", "HF_HUB_VERBOSITY"):
+                os.environ.setdefault(name, "error")  # read when they are imported
+        yield
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -1,8 +1,9 @@
 """Using adapters, and what there is to know of them and of methods: `perlclip predict | eval | inspect | methods`."""
 
-import csv
 import json
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,23 @@ import click
 
 import perlclip
 from perlclip.cli.common import CLASS_NAMES, FOLDER, POSITIVE, image_paths, options, print_table
-from perlclip.errors import PerlclipError
+from perlclip.errors import PerlclipError, unknown_name
 
 if TYPE_CHECKING:
+    from perlclip.backbone import Backbone
+    from perlclip.data import Unreadable
     from perlclip.inference.classifier import Prediction
+    from perlclip.inference.evaluation import Evaluation
+
+LISTED = 20  # images that could not be read, on the screen
+MATRIX = 12  # classes of a confusion matrix on the screen
+PAIRS = 10  # of the most confused, on the screen
+# In Python an error stops: nobody overlooks it. Here the list and the exit code are not overlooked, and a night's work
+# is not lost for one file.
+ON_ERROR = click.option(
+    "--on-error", type=click.Choice(["stop", "skip"]), default="skip",
+    help="An image that cannot be read ends the command, or is left out: listed, and exit code 1 at the end.",
+)  # fmt: skip
 
 
 @click.command()
@@ -22,45 +36,100 @@ if TYPE_CHECKING:
 @click.option("--top-k", type=POSITIVE, default=1, help="Labels for each image.")
 @click.option("--json", "form", flag_value="json", help="One JSON object a line.")
 @click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability, and steps if asked for.")
+@click.option("--out", type=FOLDER, metavar="FILE", help="Write to FILE.csv, .jsonl or .parquet, whole or not at all.")
+@ON_ERROR
 @options("class-names", "template", "backbone")
 @click.option("--batch-size", type=POSITIVE, default=32)
 @options("steps", "max-mean-steps", "head")
 @click.option("--max-ms", type=float, metavar="X", help="Milliseconds for a batch; its base pass is always made.")
 @options("device", "dtype", "compile", "workers")
 def predict(
-    adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, batch_size: int, workers: int,
-    steps: Any, max_mean_steps: float | None, max_ms: float | None, **loading: Any,
+    adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, out: Path | None,
+    on_error: str, batch_size: int, workers: int, steps: Any, max_mean_steps: float | None, max_ms: float | None,
+    **loading: Any,
 ) -> None:  # fmt: skip
-    """Label IMAGES: files, folders, or globs in quotes."""
+    """Label IMAGES: files, folders, globs in quotes, or - for a path on each line of stdin."""
+    from perlclip.data import Unreadable
+    from perlclip.inference.row_files import check_row_file
     from perlclip.progress import progress_bar
 
+    if out and form:
+        raise click.UsageError("--json and --csv are for the screen; --out FILE goes by the ending of FILE")
     paths = image_paths(images)
+    if out:
+        check_row_file(out)
     classifier = perlclip.Classifier.from_pretrained(adapter, **loading)
     with_steps = any(limit is not None for limit in (steps, max_mean_steps, max_ms))
-    if form == "csv":
-        click.echo("image,rank,label,probability" + ",steps" * with_steps)
-    with progress_bar("predict", len(paths), show=not sys.stdout.isatty()) as bar:
+    skipped: list[Unreadable] = []
+    show = out is not None or not sys.stdout.isatty()
+    with _writing(form, out, with_steps) as write, progress_bar("predict", len(paths), show=show) as bar:
         predictions = classifier.predict_iter(
             paths, top_k=top_k, batch_size=batch_size, workers=workers, steps=steps, max_mean_steps=max_mean_steps,
-            max_ms=max_ms,
+            max_ms=max_ms, on_error=on_error,
         )  # fmt: skip
         for path, prediction in zip(paths, predictions, strict=True):
-            _write(path, prediction, form, with_steps)
+            if isinstance(prediction, Unreadable):
+                skipped.append(prediction)
+            else:
+                write(path, prediction)
             bar()
+    if out:
+        click.echo(f"{len(paths) - len(skipped):,} images labelled: {out}")
+    _end(skipped, len(paths))
 
 
-def _write(path: Path, found: "Prediction", form: str | None, with_steps: bool) -> None:
+COLUMNS: dict[str, type] = {"image": str, "rank": int, "label": str, "probability": float}
+
+
+@contextmanager
+def _writing(form: str | None, out: Path | None, with_steps: bool) -> "Iterator[Callable[[Path, Prediction], None]]":
+    """What writes a prediction: to the screen or to a file."""
+    from perlclip.inference.row_files import row_file, rows_to
+
+    columns = COLUMNS | ({"steps": int} if with_steps else {})
+    if out is None and form is None:
+        yield lambda path, found: click.echo("\t".join(_words(path, found, with_steps)))
+        return
+    nested = form == "json" or (out is not None and out.suffix.lower() not in (".csv", ".parquet"))
+    rows = _record if nested else _rows
+    with row_file(out, columns) if out else rows_to(sys.stdout, form or "", columns) as write:
+
+        def each(path: Path, found: "Prediction") -> None:
+            for row in rows(path, found, with_steps):
+                write(row)
+
+        yield each
+
+
+def _words(path: Path, found: "Prediction", with_steps: bool) -> list[str]:
+    words = [f"{label}\t{p:.4f}" for label, p in found.top]
+    return [str(path), *words, *([f"steps={found.steps}"] if with_steps else [])]
+
+
+def _rows(path: Path, found: "Prediction", with_steps: bool) -> Iterator[dict[str, Any]]:
+    """A row for each label."""
     steps = {"steps": found.steps} if with_steps else {}
-    if form == "csv":
-        ranked = enumerate(found.top, start=1)
-        rows = ([path, rank, label, f"{p:.6f}", *steps.values()] for rank, (label, p) in ranked)
-        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
-    elif form == "json":
-        labels = [{"label": label, "probability": p} for label, p in found.top]
-        click.echo(json.dumps({"image": str(path), **labels[0], **steps, "top": labels}, ensure_ascii=False))
-    else:
-        words = [f"{label}\t{p:.4f}" for label, p in found.top]
-        click.echo("\t".join([str(path), *words, *(f"steps={taken}" for taken in steps.values())]))
+    for rank, (label, p) in enumerate(found.top, start=1):
+        yield {"image": str(path), "rank": rank, "label": label, "probability": round(p, 6), **steps}
+
+
+def _record(path: Path, found: "Prediction", with_steps: bool) -> Iterator[dict[str, Any]]:
+    """One for all labels."""
+    steps = {"steps": found.steps} if with_steps else {}
+    labels = [{"label": label, "probability": p} for label, p in found.top]
+    yield {"image": str(path), **labels[0], **steps, "top": labels}
+
+
+def _end(skipped: "Sequence[Unreadable]", total: int) -> None:
+    """Say what was left out, and fail for it."""
+    if len(skipped) == 1:
+        raise PerlclipError(f"skipped 1 of {total} images: {skipped[0].reason}")
+    for one in skipped[:LISTED]:
+        click.echo(f"skipped: {one.reason}", err=True)
+    if len(skipped) > LISTED:
+        click.echo(f"… and {len(skipped) - LISTED} more", err=True)
+    if skipped:
+        raise PerlclipError(f"skipped {len(skipped)} of {total} images, which cannot be read")
 
 
 @click.command("eval")
@@ -73,48 +142,143 @@ def _write(path: Path, found: "Prediction", form: str | None, with_steps: bool) 
 @options("template", "backbone")
 @click.option("--batch-size", type=POSITIVE, default=64)
 @click.option("--json", "as_json", is_flag=True, help="The metrics as one JSON object.")
+@click.option("--predictions", type=FOLDER, metavar="FILE", help="Every image's answer: FILE.csv, .jsonl or .parquet.")
+@click.option("--page", type=FOLDER, metavar="FILE", help="A page with the mistakes to look at: FILE.html.")
+@click.option("--confusion", type=FOLDER, metavar="FILE", help="The confusion matrix as a picture: FILE.png or .svg.")
+@ON_ERROR
 @options("steps", "max-mean-steps", "head", "data", "device", "dtype", "compile", "workers")
 def eval_(
-    adapter: Path, data: str, split: str | None, class_names: Any, template: str | None, root: Path | None,
-    backbone: str | None, device: str, dtype: str, as_json: bool, **how: Any,
+    adapter: Path, data: str, split: str | None, class_names: Any, template: str | None,
+    root: Path | None, backbone: str | None, device: str, dtype: str, as_json: bool, predictions: Path | None,
+    page: Path | None, confusion: Path | None, **how: Any,
 ) -> None:  # fmt: skip
     """Accuracy of ADAPTER on the labelled images of DATA: all that `fit` takes, of a split source the test images."""
-    from perlclip.data import images_to_test
+    from dataclasses import asdict, replace
+
+    from perlclip.data import Unreadable, images_to_test
+    from perlclip.inference.row_files import check_row_file
     from perlclip.text.classes import Classes
 
+    if predictions:
+        check_row_file(predictions)
+    _check_ending(page, ".html")
+    _check_ending(confusion, ".png", ".svg")
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     trained = Classes(loaded.class_names, loaded.template)
-    images = images_to_test(data, trained, split=split, class_names=class_names, template=template, data=root)
-    metrics = perlclip.evaluate(loaded, images, **how).metrics()
+    skipped: list[Unreadable] | None = [] if how["on_error"] == "skip" else None
+    images = images_to_test(
+        data, trained, split=split, class_names=class_names, template=template, data=root, skipped=skipped
+    )
+    found = perlclip.evaluate(loaded, images, **how)
+    found = replace(found, skipped=(*(skipped or ()), *found.skipped))
     if as_json:
-        click.echo(json.dumps(metrics, ensure_ascii=False))
-        return
-    print_table(("class", "accuracy %"), ((name, f"{value:.1f}") for name, value in metrics["class_accuracy"].items()))
-    steps = metrics["step_accuracy"]
-    if len(steps) > 1:
-        click.echo("by step k = 0, 1, …: " + "  ".join(f"{accuracy:.1f}" for accuracy in steps))
-    if "mean_steps" in metrics:
-        click.echo(f"{metrics['mean_steps']:.2f} refinement steps per image")
-    click.echo(f"accuracy {metrics['accuracy']:.2f} % on {metrics['images']} images")
+        more: dict[str, Sequence[Any]] = {"per_class": found.per_class(), "most_confused": found.most_confused()}
+        more["skipped"] = found.skipped
+        lists = {key: [asdict(one) for one in several] for key, several in more.items()}
+        click.echo(json.dumps(found.metrics() | lists, ensure_ascii=False))
+    else:
+        _show(found)
+    title = f"Mistakes of {adapter.resolve().name} on {data}"
+    for path in _write_found(found, title, predictions, page, confusion):
+        click.echo(f"written: {path}", err=as_json)
+    _end(found.skipped, found.total + len(found.skipped))
+
+
+def _check_ending(path: Path | None, *endings: str) -> None:
+    """Fail before the work is done, not after it."""
+    from perlclip.files import require_writable
+
+    if path and path.suffix.lower() not in endings:
+        raise PerlclipError(f"cannot tell what to write to {path}: its name must end in {' or '.join(endings)}")
+    if path:
+        require_writable(path.parent)
+
+
+def _show(found: "Evaluation") -> None:
+    """The tables, the least sure of them first, so that the accuracy stands last."""
+
+    def percent(value: float | None) -> str:
+        return "–" if value is None else f"{value:.1f}"
+
+    scores = [score for score in found.per_class() if score.support or score.answered]
+    print_table(
+        ("class", "images", "precision %", "recall %", "F1 %"),
+        ((s.name, f"{s.support:,}", percent(s.precision), percent(s.recall), percent(s.f1)) for s in scores),
+    )
+    names, counts = [score.name for score in found.per_class()], found.confusion.tolist()
+    if 1 < len(names) <= MATRIX:
+        rows = ([name, *(str(n) if n else "·" for n in row)] for name, row in zip(names, counts, strict=True))
+        print_table(("class \\ answer", *names), rows)
+    if pairs := found.most_confused(PAIRS):
+        print_table(
+            ("most confused", "taken for", "images", "of the class %"),
+            ((pair.label, pair.answer, f"{pair.images:,}", f"{pair.share:.1f}") for pair in pairs),
+        )
+    if len(found.step_accuracy) > 1:
+        click.echo("by step k = 0, 1, …: " + "  ".join(f"{accuracy:.1f}" for accuracy in found.step_accuracy))
+    if found.mean_steps is not None:
+        click.echo(f"{found.mean_steps:.2f} refinement steps per image")
+    click.echo(f"accuracy {found.accuracy:.2f} % on {found.total} images")
+
+
+def _write_found(
+    found: "Evaluation", title: str, predictions: Path | None, page: Path | None, confusion: Path | None
+) -> Iterator[Path]:
+    """The files that were asked for, as they are written."""
+    from perlclip.files import write_files
+
+    if predictions:
+        found.save_predictions(predictions)
+        yield predictions
+    if page or confusion:
+        from perlclip.viz.mistakes import draw_confusion, mistakes_page
+
+        if confusion:
+            drawing = draw_confusion(found)
+            write_files({confusion: drawing.svg if confusion.suffix.lower() == ".svg" else drawing.png})
+            yield confusion
+        if page:
+            write_files({page: mistakes_page(found, title=title).encode()})
+            yield page
 
 
 @click.command()
 @click.argument("pattern", default="*")
 @click.option("--backbone", help="Count the parameters on this backbone instead of on ViT-B/16.")
-def methods(pattern: str, backbone: str | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def methods(pattern: str, backbone: str | None, as_json: bool) -> None:
     """The methods there are, with their trained parameters."""
     from perlclip.backbone.clip import vit_b16_shape
 
+    names = perlclip.list_methods(pattern)
+    if not names:
+        raise unknown_name("method", pattern, perlclip.list_methods())
     loaded = perlclip.load_backbone(backbone) if backbone else vit_b16_shape()
+    found = [_method(name, loaded) for name in names]
+    if as_json:
+        for one in found:
+            click.echo(json.dumps(one | {"backbone": loaded.name}, ensure_ascii=False))
+        return
     rows = []
-    for name in perlclip.list_methods(pattern):
-        cls = perlclip.method_class(name)
-        try:
-            count = f"{cls(loaded, cls.config_class()).num_trainable:,}"
-        except PerlclipError:  # defaults made for twelve blocks
-            count = "– (too few blocks)"
-        rows.append((name, cls.venue, count, cls.summary, cls.where, ", ".join(cls.recipes) or "–"))
+    for one in found:
+        count = one["parameters"]
+        shown = "– (too few blocks)" if count is None else f"{count:,}"
+        rows.append(
+            (one["method"], one["published"], shown, one["trains"], one["where"], ", ".join(one["recipes"]) or "–")
+        )
     print_table(("method", "published", f"parameters on {loaded.name}", "trains", "where", "recipes"), rows)
+
+
+def _method(name: str, backbone: "Backbone") -> dict[str, Any]:
+    cls = perlclip.method_class(name)
+    try:
+        count: int | None = cls(backbone, cls.config_class()).num_trainable
+    except PerlclipError:  # defaults made for twelve blocks
+        count = None
+    return {
+        "method": name, "published": cls.venue, "parameters": count, "trains": cls.summary, "where": cls.where,
+        "recipes": list(cls.recipes),
+    }  # fmt: skip
 
 
 @click.command()

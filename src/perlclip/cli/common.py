@@ -1,8 +1,10 @@
 """What several commands share: options, how words become paths, names and settings, and tables on the console."""
 
 import glob
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from perlclip.errors import PerlclipError
 FOLDER = click.Path(path_type=Path)
 NATURAL, POSITIVE = click.IntRange(min=0), click.IntRange(min=1)
 SEED = click.IntRange(0, 2**63 - 1)
+MAX_LIST = 2**28  # bytes of paths on stdin
 BACKBONE = "openai/clip-vit-base-patch16"
 
 
@@ -71,6 +74,10 @@ _SHARED = {
     ),
     "template": click.option("--template", help="Another prompt than the adapter's."),
     "backbone": click.option("--backbone", help="Where the adapter's backbone is, if not under the name it gives."),
+    "on-error": click.option(
+        "--on-error", type=click.Choice(["stop", "skip"]), default="stop",
+        help="An image that cannot be read ends the command, or is left out: listed, and exit code 1 at the end.",
+    ),
     "how": click.option(
         "--how", type=click.Choice(["gradient", "occlusion"]), default="gradient",
         help="Evidence maps: gradient x activation where thoughts enter, or by hiding patch after patch (slow).",
@@ -112,12 +119,13 @@ def method_settings(methods: Sequence[str], pairs: Sequence[str]) -> dict[str, d
 
 
 def image_paths(given: Sequence[str]) -> list[Path]:
-    """Files as they are, folders and globs opened up."""
+    """Files as they are, folders and globs opened up; `-` is a path on each line of stdin."""
     from perlclip.data.images import images_under
 
     paths: list[Path] = []
-    for item in given:
-        literal = item and (Path(item).exists() or not glob.has_magic(item))
+    listed = _from_stdin() if "-" in given else []
+    for item, named in chain.from_iterable(listed if item == "-" else [(item, False)] for item in given):
+        literal = named or (item and (Path(item).exists() or not glob.has_magic(item)))
         matches = [Path(item)] if literal else sorted(map(Path, glob.glob(item, recursive=True)))
         if not matches:
             raise PerlclipError(f"no file matches {item!r}")
@@ -129,6 +137,18 @@ def image_paths(given: Sequence[str]) -> list[Path]:
                 raise PerlclipError(f"folder {path} holds no images")
             paths += found
     return paths
+
+
+def _from_stdin() -> list[tuple[str, bool]]:
+    """Paths as `find` prints them, with `-print0` as well; none of them is a glob."""
+    content = sys.stdin.buffer.read(MAX_LIST + 1)
+    if len(content) > MAX_LIST:
+        raise PerlclipError(f"more than {MAX_LIST // 2**20} MiB of paths on stdin")
+    lines = content.split(b"\0") if b"\0" in content else content.splitlines()
+    found = [(os.fsdecode(line), True) for line in lines if line.strip()]
+    if not found:
+        raise PerlclipError("no paths on stdin")
+    return found
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -1,5 +1,6 @@
 """Making adapters: `perlclip fit | set-thresholds`."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,13 +15,15 @@ from perlclip.errors import PerlclipError
 
 if TYPE_CHECKING:
     from perlclip.adapters.folder import Adapter
+    from perlclip.data import ImageSet
+    from perlclip.data.surveys import Survey
 
 CHECKPOINT = "checkpoint.safetensors"
 
 
 @click.command()
 @click.argument("data")
-@click.option("--out", type=FOLDER, required=True, help="Folder for the adapter.")
+@click.option("--out", type=FOLDER, help="Folder for the adapter; needed unless --dry-run is given.")
 @click.option("--backbone", default=BACKBONE, help="Hub name, Hugging Face folder, or 'tiny'.")
 @click.option("--method", default="perl", help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
@@ -45,26 +48,39 @@ CHECKPOINT = "checkpoint.safetensors"
 )
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
-@options("data", "device", "dtype", "compile", "workers")
+@click.option("--dry-run", is_flag=True, help="Say what was found in DATA, every image decoded, and train nothing.")
+@options("on-error", "data", "device", "dtype", "compile", "workers")
 def fit(
-    data: str, out: Path, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
+    data: str, out: Path | None, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
     shots: int | None, val: int, class_names: Any, template: str | None, head: bool, rehearse: bool,
-    resume: bool, overwrite: bool,
+    resume: bool, overwrite: bool, dry_run: bool, on_error: str,
     root: Path | None, device: str, dtype: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
-    """Train an adapter on DATA: a folder of class folders, a CSV manifest with columns path,label, toybox:NAME,
-    coop:NAME or a set of a suite file; with /base or /novel behind it, half of the classes."""
+    """Train an adapter on DATA: a folder, zip or tar of class folders, a CSV manifest with columns path,label, a
+    parquet file, toybox:NAME, coop:NAME or a set of a suite file; with /base or /novel behind it, half of the
+    classes."""
     from perlclip.adapters.folder import Adapter
-    from perlclip.data.sources import published_name, train_and_val
+    from perlclip.data.sources import published_name
+    from perlclip.data.surveys import survey
     from perlclip.files import require_writable
     from perlclip.inference.cache import EvalCache
     from perlclip.methods.registry import default_recipe
 
+    look: dict[str, Any] = dict(
+        shots=shots, val=val, seed=seed, class_names=class_names, template=template, data=root, on_error=on_error
+    )
+    if dry_run:
+        found = survey(data, **look)
+        click.echo(found)
+        _list_skipped(found)
+        return
+    if out is None:
+        raise click.UsageError("Missing option '--out'.")
     _check_out(out, resume, overwrite)
     own, cls = method_settings([method], settings)[method], perlclip.method_class(method)
-    train, held_out = train_and_val(
-        data, shots=shots, val=val, seed=seed, class_names=class_names, template=template, data=root
-    )
+    found = survey(data, **look)
+    train, held_out = found.train, found.val
+    click.echo(found, err=True)
     require_writable(out)
     if not resume:
         (out / CHECKPOINT).unlink(missing_ok=True)
@@ -82,6 +98,7 @@ def fit(
         metrics: dict[str, Any] = {"validation": perlclip.evaluate(fitted, held_out).metrics()} if len(held_out) else {}
         perlclip.save_adapter(fitted, out, metrics=metrics)
         _report_fit(fitted, metrics, out)
+        _list_skipped(found)
         return
     recipe, dataset = recipe or default_recipe(method), published_name(data)
     chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset)[0], **given)
@@ -108,7 +125,12 @@ def fit(
         training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         (out / CHECKPOINT).unlink(missing_ok=True)
-    _report_fit(result, metrics, out)
+    zero_shot = None
+    if len(held_out) and len(metrics["validation"]["step_accuracy"]) == 1:  # PERL's first step is zero-shot CLIP
+        untrained = perlclip.create_method("zero-shot", loaded)
+        zero_shot = perlclip.evaluate(untrained, held_out, workers=workers, cache=how.get("cache")).accuracy
+    _report_fit(result, metrics, out, zero_shot)
+    _list_skipped(found)
 
 
 @click.command()
@@ -121,29 +143,55 @@ def set_thresholds(
     adapter: Path, data: str, val: int, class_names: Any, backbone: str | None, root: Path | None,
     device: str, dtype: str, workers: int,
 ) -> None:  # fmt: skip
-    """Set the thresholds of adaptive thinking of a PERL ADAPTER on the images of DATA that it was trained on.
+    """Set the thresholds of adaptive thinking of a PERL ADAPTER, best on the images of DATA that it was trained on.
 
-    `fit` has done so already, unless it was an older one.
+    `fit` has done so already, unless it was an older one. Where DATA gives other images, or the adapter does not say
+    which ones it saw, all of them are taken: the thresholds need their classes' names, not their labels.
     """
-    from perlclip.data import train_and_val
-
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
-    training = loaded.training
-    if "data" not in training:
-        raise PerlclipError(
-            f"{adapter} does not say what it was trained on; use perlclip.set_thresholds and save_adapter from Python"
-        )
-    shots, seed = training.get("shots"), training.get("seed", 1)
-    train, _ = train_and_val(
-        data, shots=shots, val=val, seed=seed, class_names=class_names, template=loaded.template, data=root
-    )
-    if train.fingerprint() != training["data"]:
-        raise PerlclipError(
-            f"{data} does not give the images that {adapter} was trained on; use fit's DATA and options"
+    seed = loaded.training.get("seed", 1)
+    same = _trained_on(loaded, data, val=val, seed=seed, class_names=class_names, data=root)
+    train = same or _all_images(loaded, data, class_names=class_names, data=root)
+    if not same:
+        click.echo(
+            f"{data} is not what {adapter} was trained on, as far as that is known: the thresholds are set on "
+            f"{len(train)} images of it, which adaptive thinking should not be tested on",
+            err=True,
         )
     found = perlclip.set_thresholds(loaded, train, seed=seed, workers=workers)
     perlclip.save_adapter(loaded, adapter, thresholds=found)
-    click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps per image on {found.views} training views")
+    views = f"{found.views} {'training ' * bool(same)}views"
+    click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps per image on {views}")
+
+
+def _trained_on(adapter: "Adapter", source: str, **how: Any) -> "ImageSet | None":
+    """The images that an adapter was trained on, if the source gives just these."""
+    from perlclip.data.surveys import survey
+
+    try:
+        # What fit left out is left out here as well; whether it is the same, the fingerprint says.
+        shots, template = adapter.training.get("shots"), adapter.template
+        train = survey(source, shots=shots, template=template, on_error="skip", **how).train
+    except PerlclipError:  # too few images for its shots, say; what is wrong with the source itself is found again
+        return None
+    return train if train.fingerprint() == adapter.training.get("data") else None
+
+
+def _all_images(adapter: "Adapter", source: str, **how: Any) -> "ImageSet":
+    """The training images of a source, or all if it is not split, of the adapter's classes."""
+    from perlclip.data import for_classes, readable
+
+    images = perlclip.load_images(source, template=adapter.template, **how)
+    return readable(for_classes(images, adapter.class_names))[0]
+
+
+def _list_skipped(found: "Survey") -> None:
+    """What could not be read, and the exit code that says so."""
+    if found.skipped:
+        click.echo(f"skipped {len(found.skipped)} of the images:", err=True)
+        for each in found.skipped:
+            click.echo(f"  {each.reason}", err=True)
+        click.get_current_context().exit(1)
 
 
 def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
@@ -175,7 +223,7 @@ def _resume_hint(out: Path) -> Iterator[None]:
         raise kind(f"{str(error) or 'interrupted'}{where}") from error
 
 
-def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path) -> None:
+def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path, zero_shot: float | None = None) -> None:
     from perlclip.methods.registry import plugins
     from perlclip.training.loop import FitResult
 
@@ -186,12 +234,20 @@ def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path) -> None:
         found, plain = metrics["validation"], metrics.get("validation_without_head")
         steps, said = (plain or found)["step_accuracy"], []
         if len(steps) > 1:
-            said.append(f"zero-shot {steps[0]:.1f} %")  # which the first step is
-        if len(steps) > 1 or plain:
+            zero_shot = steps[0]
+        if zero_shot is not None:
+            said.append(f"zero-shot {zero_shot:.1f} %")
+        if zero_shot is not None or plain:
             said.append(f"{'adapted' if choice is None or choice.trained else 'zero-shot'} {steps[-1]:.1f} %")
         if plain or not said:
             said.append(f"{choice.answer if choice else 'all in all'} {found['accuracy']:.1f} %")
         click.echo(f"validation accuracy on {found['images']} images: {' → '.join(said)}")
+        if zero_shot is not None and found["accuracy"] < zero_shot:
+            click.echo(
+                f"this is worse than not adapting: zero-shot CLIP answers {zero_shot:.1f} % of these "
+                f"{found['images']} images right, the adapter {found['accuracy']:.1f} %; try more shots, another "
+                "--recipe or fewer --epochs"
+            )
     click.echo(f"trained in {seconds:.1f} s; adapter in {out}")
-    more = "".join(f" --plugin {name}" for name in plugins())
-    click.echo(f"next: perlclip predict {out} IMAGE…{more}")
+    more = "".join(f" --plugin {shlex.quote(name)}" for name in plugins())
+    click.echo(f"next: perlclip predict {shlex.quote(str(out))} IMAGE…{more}")

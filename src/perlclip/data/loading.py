@@ -2,6 +2,7 @@
 
 import random
 import signal
+import warnings
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from perlclip.data.images import read_image
+from perlclip.data.images import Unreadable, read_image, try_image
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
 
@@ -27,29 +28,43 @@ class Views(Protocol):
 
 Batches = Generator[tuple[Tensor, Tensor], None, None]  # pixels and labels
 Order = Sequence[tuple[int, Sequence[int]]]  # of each batch, its epoch and its images
+Lost = dict[int, Unreadable]  # by their positions
 
 
-class _Loaded(Dataset[tuple[Tensor, int]]):
+class _Loaded(Dataset[tuple[Tensor | Unreadable, int]]):
     """Views of single images; a random one depends on (seed, epoch, image) alone, so workers cannot change it."""
 
-    def __init__(self, images: ImageSet, views: Views, scale: tuple[float, float] | None = None, seed: int = 0) -> None:
-        self.images, self.views, self.scale, self.seed = images, views, scale, seed
+    def __init__(
+        self, images: ImageSet, views: Views, scale: tuple[float, float] | None = None, seed: int = 0,
+        skip: bool = False,
+    ) -> None:  # fmt: skip
+        self.images, self.views, self.scale, self.seed, self.skip = images, views, scale, seed, skip
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor, int]:
+    def __getitem__(self, place: tuple[int, int]) -> tuple[Tensor | Unreadable, int]:
+        """A view and its label; of an image that cannot be read, if it is to be skipped, why, and its position."""
         epoch, index = place
-        image, label = read_image(self.images.images[index]), int(self.images.labels[index])
+        source, label = self.images.images[index], int(self.images.labels[index])
+        image = try_image(source) if self.skip else read_image(source)
+        if isinstance(image, Unreadable):
+            return image, index
         if self.scale is None:
             return self.views.test_view(image), label
         rng = random.Random(f"view {self.seed} {epoch} {index}")
         return self.views.train_view(image, rng, self.scale), label
 
 
-def fixed_views(images: ImageSet, views: Views, batch_size: int, device: torch.device, workers: int = 0) -> Batches:
-    """Every image once, in order, in the backbone's own view."""
+def fixed_views(
+    images: ImageSet, views: Views, batch_size: int, device: torch.device, workers: int = 0, lost: Lost | None = None
+) -> Batches:
+    """Every image once, in order, in the backbone's own view.
+
+    An image that cannot be read is an error; or, if there is a place for what is `lost`, it is put there and missing
+    in its batch, which may be empty then.
+    """
     if batch_size < 1:
         raise PerlclipError(f"batch size must be at least 1, got {batch_size}")
     order = [(0, range(i, min(i + batch_size, len(images)))) for i in range(0, len(images), batch_size)]
-    return _load(_Loaded(images, views), order, device, workers)
+    return _load(_Loaded(images, views, skip=lost is not None), order, device, workers, {} if lost is None else lost)
 
 
 def random_views(
@@ -63,7 +78,7 @@ def random_views(
     workers: int = 0,
 ) -> Batches:
     """Augmented views in batches; one set of worker processes serves all epochs."""
-    return _load(_Loaded(images, views, scale, seed), order, device, workers)
+    return _load(_Loaded(images, views, scale, seed), order, device, workers, {})
 
 
 def epoch_order(size: int, batch_size: int, drop_last: bool, *, seed: int, epoch: int) -> list[list[int]]:
@@ -76,26 +91,42 @@ def epoch_order(size: int, batch_size: int, drop_last: bool, *, seed: int, epoch
     return batches
 
 
-def _load(loaded: _Loaded, order: Order, device: torch.device, workers: int) -> Batches:
+def _load(loaded: _Loaded, order: Order, device: torch.device, workers: int, lost: Lost) -> Batches:
     loader: DataLoader[Any] = DataLoader(
         loaded,
+        collate_fn=_together,
         batch_sampler=[[(epoch, index) for index in batch] for epoch, batch in order],
         num_workers=min(workers, len(order)),
         pin_memory=device.type == "cuda",  # elsewhere it would open a CUDA context for nothing
-        worker_init_fn=_ignore_interrupts,
+        worker_init_fn=_start_worker,
         generator=torch.Generator(),  # it draws a number when it starts: not one of the process's own
     )
     try:
-        yield from _on_device(loader, device)
+        yield from _on_device((_kept(batch, lost) for batch in loader), device)
     except PerlclipError as error:
         # A worker's exception arrives with its traceback as message; the sentence is the last line of it.
         sentence = str(error).strip().splitlines()[-1].removeprefix("perlclip.errors.PerlclipError: ")
         raise PerlclipError(sentence) from error
 
 
-def _ignore_interrupts(_: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; it is the main one that decides when to stop."""
+def _together(items: Sequence[tuple[Tensor | Unreadable, int]]) -> tuple[Tensor, Tensor, list[tuple[int, Unreadable]]]:
+    """Pixels and labels of the images that could be read, and the others by position."""
+    views = [(view, label) for view, label in items if isinstance(view, Tensor)]
+    pixels = torch.stack([view for view, _ in views]) if views else torch.empty(0)
+    lost = [(index, view) for view, index in items if isinstance(view, Unreadable)]
+    return pixels, torch.tensor([label for _, label in views], dtype=torch.int64), lost
+
+
+def _kept(batch: tuple[Tensor, Tensor, list[tuple[int, Unreadable]]], lost: Lost) -> tuple[Tensor, Tensor]:
+    pixels, labels, unreadable = batch
+    lost.update(unreadable)
+    return pixels, labels
+
+
+def _start_worker(_: int) -> None:
+    """Ctrl-C reaches all processes of a terminal; it is the main one that decides when to stop, and that warns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("ignore")
 
 
 def _on_device(batches: Iterable[Sequence[Tensor]], device: torch.device) -> Batches:

@@ -4,23 +4,13 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
+from perlclip.data.images import ImageSource as ImageSource
+from perlclip.data.images import as_source, content_hash
+from perlclip.data.splits import SPLITS as SPLITS
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.text.classes import Classes, check_class_names, class_keys
 from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
-
-ImageSource = str | Path | bytes | Image.Image | np.ndarray
-SPLITS = ("train", "val", "test")
-
-
-class FileBytes(bytes):
-    """An image file's contents, and where they were read."""
-
-    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +24,14 @@ class ImageSet:
     name: str = ""
     shots: int | None = None  # images drawn of each class, if it was so
     unique_names: bool = True  # False where a published list repeats a name, and only labels tell the classes apart
+    readable: bool = field(default=False, repr=False)  # every image has been decoded once (`decoding.py`)
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
-            raise ValueError(f"{len(self.images)} images but {len(self.labels)} labels")
-        check_class_names(self.class_names, unique=self.unique_names)
+            raise PerlclipError(f"there are {len(self.images)} images but {len(self.labels)} labels")
+        if not all(isinstance(image, ImageSource) for image in self.images):
+            object.__setattr__(self, "images", [as_source(image) for image in self.images])
+        object.__setattr__(self, "class_names", check_class_names(self.class_names, unique=self.unique_names))
         check_template(self.template)
         if len(self.labels) and not 0 <= min(self.labels) <= max(self.labels) < len(self.class_names):
             raise PerlclipError(f"labels must be in 0..{len(self.class_names) - 1}, as there are so many class names")
@@ -60,20 +53,6 @@ class ImageSet:
         """The images at these positions, in this order."""
         chosen = list(indices)
         return replace(self, images=[self.images[i] for i in chosen], labels=[int(self.labels[i]) for i in chosen])
-
-    def in_memory(self, limit: int) -> "ImageSet":
-        """The same with files as their bytes, read once, if all of them together take no more than `limit` bytes."""
-        held: list[ImageSource] = []
-        for image in self.images:
-            if isinstance(image, str | Path):
-                content = FileBytes(_content(image))
-                content.path = str(image)
-                image = content
-                limit -= len(content)
-            held.append(image)
-            if limit < 0:
-                return self
-        return replace(self, images=held)
 
     def by_class(self) -> dict[int, list[int]]:
         """Positions of each label, in the order in which labels and images appear."""
@@ -117,7 +96,7 @@ class ImageSet:
         digest = hashlib.sha256("\0".join([self.template, *self.class_names]).encode())
         for image, label in zip(self.images, self.labels, strict=True):
             digest.update(int(label).to_bytes(4, "little"))
-            digest.update(hashlib.sha256(_content(image)).digest())
+            digest.update(content_hash(image))
         return digest.hexdigest()
 
 
@@ -184,14 +163,3 @@ def few_shot_split(data: DataSet, shots: int, seed: int) -> tuple[ImageSet, Imag
     rng = random.Random(seed)
     train = data.train.few_shot(shots, rng)
     return train, data.val.few_shot(min(shots, 4), rng) if data.own_val else data.val.select([])
-
-
-def _content(image: ImageSource) -> bytes:
-    if isinstance(image, str | Path):
-        try:
-            return Path(image).read_bytes()
-        except OSError as error:
-            raise PerlclipError(f"cannot read image {image}: {error.strerror or error}") from error
-    if isinstance(image, bytes):
-        return image
-    return np.asarray(image).tobytes()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from perlclip.data.coop.catalog import CATALOG, load_dataset
-from perlclip.data.folder import ClassNames, labels_of, read_class_names, read_images, renamed, splits_of
+from perlclip.data.folder import ClassNames, find_own, read_class_names, renamed
 from perlclip.data.sets import SPLITS, DataSet, ImageSet, for_classes
 from perlclip.data.toybox import TASKS, load_toybox
 from perlclip.errors import PerlclipError, unknown_name
@@ -116,12 +116,12 @@ class _Own:
 
     def names(self) -> tuple[str, ...]:
         """Its class names, which need no image."""
-        there = splits_of(self.path)
-        labels = labels_of(self.path, "test" if there and "train" not in there else None)
+        found = find_own(self.path)
+        labels = found.labels("test" if found.splits and "train" not in found.splits else None)
         return renamed([spoken(label) for label in labels], self.class_names)
 
     def read(self, split: str | None, template: str) -> ImageSet:
-        images = read_images(self.path, split, self.template or template)
+        images = find_own(self.path).read(split, self.template or template)
         return replace(images, class_names=renamed(images.class_names, self.class_names))
 
 
@@ -160,7 +160,7 @@ def _row(file: Path, where: str, row: Any) -> _Own:
         raise PerlclipError(f"{where}: no such file or folder: {path}")
     if "template" in row:
         check_template(row["template"])
-    there = splits_of(path)
+    there = find_own(path).splits
     for split in ("test",) if role == "variant" else ("train", "test"):
         if there and split not in there:
             raise PerlclipError(f"{where}: {path} has no split {split!r}; it has {', '.join(there)}")
@@ -182,7 +182,7 @@ def _check_texts(where: str, table: Any, known: tuple[str, ...]) -> None:
 
 
 def _load(rows: Mapping[str, _Own], name: str, root: Path | None) -> DataSet:
-    own, there = rows[name], splits_of(rows[name].path)
+    own, there = rows[name], find_own(rows[name].path).splits
     if own.role == "variant":
         source = next(row for row in rows.values() if row.role == "source")
         images = own.read("test" if there else None, source.template or DEFAULT_TEMPLATE)

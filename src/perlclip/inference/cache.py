@@ -12,7 +12,7 @@ from threading import Lock
 from torch import Tensor
 
 from perlclip.backbone import Backbone, FrozenImages
-from perlclip.data.loading import fixed_views
+from perlclip.data.loading import Lost, fixed_views
 from perlclip.data.sets import ImageSet
 from perlclip.methods.base import ClassState, Method
 from perlclip.text.classes import Classes
@@ -75,15 +75,18 @@ class SetCache:
         return state
 
     def batches(
-        self, test_set: ImageSet, backbone: Backbone, batch_size: int, workers: int = 0
+        self, test_set: ImageSet, backbone: Backbone, batch_size: int, workers: int = 0, lost: Lost | None = None
     ) -> Iterator[FrozenImages]:
-        """Every image once, in order; only those that were not kept are loaded, and what is new is kept in the end."""
+        """Every image once, in order; only those that were not kept are loaded, and what is new is kept in the end.
+
+        `lost` is for images that cannot be read, as in `fixed_views`; nothing may be kept then.
+        """
         shared = self.cache.batches((_key(backbone), self.images, batch_size))
         known = dict(shared)  # other threads add to it meanwhile; what is not in it now is loaded
         starts = range(0, len(test_set), max(1, batch_size))
         order = range(len(test_set))
         wanted = test_set.select(i for start in starts if start not in known for i in order[start : start + batch_size])
-        loaded = fixed_views(wanted, backbone.preprocess, batch_size, backbone.device, workers)
+        loaded = fixed_views(wanted, backbone.preprocess, batch_size, backbone.device, workers, lost)
         for start in starts:
             kept = known.get(start)
             batch = backbone.frozen(next(loaded)[0] if kept is None else kept.pixels)

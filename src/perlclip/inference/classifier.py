@@ -2,22 +2,22 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from html import escape
+from itertools import count, islice
 from pathlib import Path
 from threading import Lock
-from typing import TypedDict, Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.adapters.folder import Adapter, load_adapter
 from perlclip.backbone import Backbone
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
-from perlclip.data.images import read_image
-from perlclip.data.loading import fixed_views
+from perlclip.data.decoding import check_on_error
+from perlclip.data.images import Unreadable, as_source, is_image, read_image, try_image
+from perlclip.data.loading import Lost, fixed_views
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
@@ -28,6 +28,8 @@ from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
 from perlclip.thinking.limits import Budget, Deadline, Limit, Pace, check_limits
 from perlclip.thinking.policy import Plan, Steps, make_plan, refined_share
 from perlclip.thinking.thresholds import Thresholds
+
+SHOWN = 20  # class names in a notebook's view
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,20 @@ class Prediction:
     probability: float
     top: tuple[tuple[str, float], ...]
     steps: int | None = None
+
+    def __repr__(self) -> str:
+        top = ", ".join(f"{label} {p:.4f}" for label, p in self.top)
+        return f"Prediction({self.label!r}, {self.probability:.4f}, top=[{top}], steps={self.steps})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the labels with bars."""
+        rows = "".join(
+            f"<tr><td style='text-align:left'>{escape(label)}</td><td>{100 * p:.1f} %</td>"
+            f"<td><meter value='{p:.4f}' max='1'></meter></td></tr>"
+            for label, p in self.top
+        )
+        taken = "" if self.steps is None else f"<caption>{self.steps} refinement steps</caption>"
+        return f"<table>{taken}{rows}</table>"
 
 
 class _Options(TypedDict, total=False):
@@ -83,12 +99,12 @@ class Classifier:
             method, template = trained, DEFAULT_TEMPLATE if template is None else template
         if class_names is None:
             raise PerlclipError("a classifier of a method needs class names; what fit returned has them")
-        check_class_names(class_names, unique=False)  # as in ImageNet, where only the label tells two of them apart
+        class_names = check_class_names(class_names, unique=False)  # in ImageNet's list two names come twice
         check_template(template)
         if novel is None:
             novel = isinstance(trained, Adapter) and are_novel(class_names, trained.class_names)
         self.method = method.eval()
-        self.class_names = tuple(class_names)
+        self.class_names = class_names
         self.template = template
         self.thresholds = thresholds
         self._pace = Pace()
@@ -99,6 +115,34 @@ class Classifier:
         self._compiled = Compiled(lambda pixels: [answering.logits(pixels)], method.backbone.device, compile)
         self._encoded: Tensor | None = None  # what was recorded reads these class embeddings
         self._lock = Lock()  # a graph's input and output are one place for all threads
+
+    def __repr__(self) -> str:
+        named, more = ", ".join(self.class_names[:5]), ", …" * (len(self.class_names) > 5)
+        where = f"{self.method.name} on {self.method.backbone.name}"
+        return f"Classifier({where}, {len(self.class_names)} classes: {named}{more})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what it is, and its classes."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{what}</th><td style='text-align:left'>{escape(value)}</td></tr>"
+            for what, value in self._about()
+        )
+        return f"<table><caption>Classifier</caption>{rows}</table>"
+
+    def _about(self) -> list[tuple[str, str]]:
+        names, thresholds = self.class_names, self.thresholds
+        more = f", … and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        rows = [
+            ("method", f"{self.method.name} on {self.method.backbone.name}"),
+            ("device", f"{self.method.backbone.device}, {str(self.method.backbone.dtype).removeprefix('torch.')}"),
+            (f"{len(names)} classes", ", ".join(names[:SHOWN]) + more),
+            ("prompt", self.template),
+            ("head", "yes" if self._answering.head else "no"),
+        ]
+        if self.method.image_steps:
+            adaptive = f"{thresholds.chosen.mean_steps:.1f} on its training images" if thresholds else "no thresholds"
+            rows.append(("refinement steps", f"{self.method.image_steps}; adaptive: {adaptive}"))
+        return rows
 
     @property
     def compile_seconds(self) -> float:
@@ -120,61 +164,94 @@ class Classifier:
     ) -> "Classifier":
         """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open."""
         if class_names is not None:
-            check_class_names(class_names)
+            class_names = check_class_names(class_names)
         adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype)
         return cls(adapter, class_names, template, head=head, compile=compile)
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a str is one image, not many
-        self, images: ImageSource, **options: Unpack[_Options]
+        self, images: ImageSource, *, on_error: Literal["stop"] = "stop", **options: Unpack[_Options]
     ) -> Prediction: ...
     @overload
-    def predict(self, images: Iterable[ImageSource], **options: Unpack[_Options]) -> list[Prediction]: ...
+    def predict(  # type: ignore[overload-overlap]
+        self, images: Iterable[ImageSource], *, on_error: Literal["stop"] = "stop", **options: Unpack[_Options]
+    ) -> list[Prediction]: ...
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self, images: ImageSource, *, on_error: str, **options: Unpack[_Options]
+    ) -> Prediction | Unreadable: ...
+    @overload
+    def predict(
+        self, images: Iterable[ImageSource], *, on_error: str, **options: Unpack[_Options]
+    ) -> list[Prediction | Unreadable]: ...
     def predict(
         self, images: ImageSource | Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
-        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
-    ) -> Prediction | list[Prediction]:  # fmt: skip
-        """Label one image, or several: paths, files' bytes, PIL images or uint8 arrays; `workers` processes decode.
+        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None, on_error: str = "stop",
+    ) -> Prediction | Unreadable | Sequence[Prediction | Unreadable]:  # fmt: skip
+        """Label one image, or several: paths, files' bytes, open files, PIL images or uint8 arrays; `workers` decode.
 
         PERL takes all K refinement steps, or `steps` of them, or with `steps="adaptive"` as many as each image needs.
         `max_mean_steps` bounds their mean over all images that this classifier answers so; after `max_ms` milliseconds
         a batch, decoding included, is given the answers it has, once its base pass is made. Both imply "adaptive".
+
+        An image that cannot be read is an error, or with `on_error="skip"` an `Unreadable` in the place of its answer.
         """
-        one = isinstance(images, str | Path | bytes | Image.Image | np.ndarray)
+        one = is_image(images)
         found = self.predict_iter(
             [images] if one else images,  # type: ignore[list-item,arg-type]
             top_k=top_k, batch_size=batch_size, workers=workers,
-            steps=steps, max_mean_steps=max_mean_steps, max_ms=max_ms,
+            steps=steps, max_mean_steps=max_mean_steps, max_ms=max_ms, on_error=on_error,
         )  # fmt: skip
         return next(found) if one else list(found)
 
+    @overload
+    def predict_iter(
+        self, images: Iterable[ImageSource], *, on_error: Literal["stop"] = "stop", **options: Unpack[_Options]
+    ) -> Iterator[Prediction]: ...
+    @overload
+    def predict_iter(
+        self, images: Iterable[ImageSource], *, on_error: str, **options: Unpack[_Options]
+    ) -> Iterator[Prediction | Unreadable]: ...
     def predict_iter(
         self, images: Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
-        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
-    ) -> Iterator[Prediction]:  # fmt: skip
+        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None, on_error: str = "stop",
+    ) -> Iterator[Prediction | Unreadable]:  # fmt: skip
         """The same, one after the other, holding one batch in memory, or with `workers` a few."""
         if top_k < 1 or batch_size < 1:
             raise PerlclipError(f"top_k and batch size must be at least 1, got {top_k} and {batch_size}")
+        check_on_error(on_error)
         check_limits(max_mean_steps, max_ms)
-        batches = self._batches(images, batch_size, workers)
+        batches = self._batches(images, batch_size, workers, on_error == "skip")
         while True:
             plan = self._plan(steps, max_mean_steps, max_ms)  # a deadline's clock starts here
-            pixels = next(batches, None)
-            if pixels is None:
+            batch = next(batches, None)
+            if batch is None:
                 return
-            yield from self._predict_batch(pixels, min(top_k, len(self.class_names)), plan)
+            pixels, lost = batch
+            found = self._predict_batch(pixels, min(top_k, len(self.class_names)), plan) if len(pixels) else []
+            answers = iter(found)
+            yield from (lost[i] if i in lost else next(answers) for i in range(len(found) + len(lost)))
 
-    def _batches(self, images: Iterable[ImageSource], batch_size: int, workers: int) -> Iterator[Tensor]:
+    def _batches(
+        self, images: Iterable[ImageSource], batch_size: int, workers: int, skip: bool
+    ) -> Iterator[tuple[Tensor, Lost]]:
+        """Batches of pixels, and by their place in the batch the images that are missing in it."""
         preprocess = self.method.backbone.preprocess
         if workers:
-            sources = list(images)
+            sources = list(map(as_source, images))
+            all_lost: Lost = {}
             known = ImageSet(images=sources, labels=[0] * len(sources), class_names=("any",))
-            loaded = fixed_views(known, preprocess, batch_size, self.method.backbone.device, workers)
-            yield from (pixels for pixels, _ in loaded)
+            device = self.method.backbone.device
+            loaded = fixed_views(known, preprocess, batch_size, device, workers, all_lost if skip else None)
+            for start, (pixels, _) in zip(count(0, batch_size), loaded, strict=False):
+                yield pixels, {i: all_lost[start + i] for i in range(batch_size) if start + i in all_lost}
             return
         remaining = iter(images)
         while batch := list(islice(remaining, batch_size)):
-            yield torch.stack([preprocess.test_view(read_image(image)) for image in batch])
+            read = [try_image(image) if skip else read_image(image) for image in batch]
+            views = [preprocess.test_view(image) for image in read if not isinstance(image, Unreadable)]
+            lost = {i: image for i, image in enumerate(read) if isinstance(image, Unreadable)}
+            yield torch.stack(views) if views else torch.empty(0), lost
 
     def _plan(self, steps: Steps, max_mean_steps: float | None, max_ms: float | None) -> Plan | None:
         """How far a batch may think; None is all the way."""

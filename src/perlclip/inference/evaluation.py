@@ -1,18 +1,27 @@
 """`evaluate`: accuracy of a method on labelled images, class by class and, for PERL, step by step."""
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as copy_with
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from perlclip.adapters.folder import Adapter
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
-from perlclip.data.sets import ImageSet
+from perlclip.data.decoding import check_on_error
+from perlclip.data.images import Unreadable, image_name
+from perlclip.data.loading import Lost
+from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
 from perlclip.inference.cache import EvalCache, SetCache
+from perlclip.inference.row_files import row_file
 from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
 from perlclip.text.classes import are_novel
@@ -20,12 +29,39 @@ from perlclip.thinking.limits import Budget, check_limits
 from perlclip.thinking.policy import Plan, Steps, make_plan
 from perlclip.thinking.thresholds import Thresholds
 
+ANSWERS: dict[str, type] = {
+    "image": str, "label": str, "answer": str, "correct": bool, "probability": float, "label_probability": float,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """How a class was answered, in percent; None where no image was answered so, or none is of the class."""
+
+    name: str
+    support: int  # images of the class
+    answered: int  # images that were given its name
+    precision: float | None
+    recall: float | None
+    f1: float | None
+
+
+@dataclass(frozen=True)
+class Confused:
+    """Images of one class that were taken for another: how many, and what share of the class in percent."""
+
+    label: str
+    answer: str
+    images: int
+    share: float
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Top-1 accuracy in percent over all images, with what stands behind it.
 
     If a number of steps was asked for, there is one row of answers, and `steps_B` says what each image took.
+    `images` are those of the set; `places_B` says which of them the tensors are about, all but those `skipped`.
     """
 
     accuracy: float
@@ -36,11 +72,79 @@ class Evaluation:
     probabilities_BC: Tensor = field(repr=False)
     labels_B: Tensor = field(repr=False)
     steps_B: Tensor | None = field(default=None, repr=False)
+    class_names: tuple[str, ...] = field(repr=False)
+    images: Sequence[ImageSource] = field(repr=False)
+    places_B: Tensor = field(repr=False)
+    skipped: tuple[Unreadable, ...] = ()
 
     @property
     def mean_steps(self) -> float | None:
         """Refinement steps that an image took."""
         return None if self.steps_B is None else self.steps_B.double().mean().item()
+
+    @property
+    def confusion(self) -> Tensor:
+        """How many images of each class (row) were given each class (column): (C, C)."""
+        C = len(self.class_names)
+        return torch.bincount(self.labels_B * C + self.predictions_KB[-1], minlength=C * C).view(C, C)
+
+    def most_confused(self, n: int = 10) -> list[Confused]:
+        """The pairs of classes most often taken one for the other, with most images first."""
+        confusion_CC = self.confusion
+        support_C = confusion_CC.sum(1)
+        wrong_CC = confusion_CC.clone().fill_diagonal_(0)
+        pairs = sorted(wrong_CC.nonzero().tolist(), key=lambda pair: -int(wrong_CC[tuple(pair)]))
+        names = labelled(self.class_names)
+        return [
+            Confused(names[i], names[j], count := int(wrong_CC[i, j]), 100 * count / int(support_C[i]))
+            for i, j in pairs[:n]
+        ]
+
+    def per_class(self) -> list[ClassScore]:
+        """Precision, recall and F1 of every class, in the order of the labels."""
+        confusion_CC = self.confusion
+        counts = (confusion_CC.diagonal(), confusion_CC.sum(1), confusion_CC.sum(0))
+        rows = zip(labelled(self.class_names), *(count_C.tolist() for count_C in counts), strict=True)
+        return [
+            ClassScore(
+                name=name,
+                support=support,
+                answered=answered,
+                precision=_share(right, answered),
+                recall=_share(right, support),
+                f1=_share(2 * right, support + answered),
+            )
+            for name, right, support, answered in rows
+        ]
+
+    def answers(self) -> Iterator[dict[str, Any]]:
+        """A row for each image: what it is, its label, what was answered and how probable both were."""
+        names, rows = labelled(self.class_names), zip(self.labels_B, self.predictions_KB[-1], strict=True)
+        for b, (label, answer) in enumerate((int(label), int(answer)) for label, answer in rows):
+            yield {
+                "image": self.image_name(b),
+                "label": names[label],
+                "answer": names[answer],
+                "correct": label == answer,
+                "probability": float(self.probabilities_BC[b, answer]),
+                "label_probability": float(self.probabilities_BC[b, label]),
+                **({} if self.steps_B is None else {"steps": int(self.steps_B[b])}),
+            }
+
+    def save_predictions(self, path: str | Path) -> Path:
+        """Write `answers()` to a CSV, JSON-lines or parquet file, by its ending."""
+        steps: dict[str, type] = {} if self.steps_B is None else {"steps": int}
+        with row_file(path, ANSWERS | steps) as write:
+            for row in self.answers():
+                write(row)
+        return Path(path)
+
+    def image_name(self, b: int) -> str:
+        """The path of the b-th image that was answered, or where it stands in the set."""
+        place = int(self.places_B[b])
+        image = self.images[place]
+        nameless = type(image) is bytes or isinstance(image, Image.Image | np.ndarray)
+        return f"image {place}" if nameless else image_name(image)
 
     def metrics(self) -> dict[str, Any]:
         """The numbers, without the tensors."""
@@ -69,6 +173,7 @@ def evaluate(
     compile: str = "auto",
     state: ClassState | None = None,
     cache: SetCache | None = None,
+    on_error: str = "stop",
     progress: bool = True,
 ) -> Evaluation:
     """Classify every image among the set's own classes; the class texts are encoded once.
@@ -80,10 +185,12 @@ def evaluate(
 
     `compile="auto"` replays small batches as CUDA graphs where there is CUDA. `state` is that of the set's classes, if
     the method has been asked for it already. A `cache` of the set, used again for other methods and seeds, spares what
-    their tests have in common and changes no number.
+    their tests have in common and changes no number. With `on_error="skip"` an image that cannot be read is left out
+    and listed in `skipped`; the cache is not used then.
     """
     if not len(test_set):
         raise PerlclipError("the test set has no images")
+    check_on_error(on_error)
     method = trained
     if isinstance(trained, Adapter):
         method, thresholds = trained.method, thresholds or trained.thresholds
@@ -91,7 +198,8 @@ def evaluate(
     assert isinstance(method, Method)
     plan = _plan(method, steps, thresholds, max_mean_steps)
     backbone = method.backbone
-    cache = cache or EvalCache(limit=0).of(test_set.name)
+    lost: Lost | None = {} if on_error == "skip" else None
+    cache = cache if cache and lost is None else EvalCache(limit=0).of(test_set.name)
     if state is None:
         state = cache.class_state(method, test_set.classes, novel=bool(novel))
     elif state.classes != test_set.classes:
@@ -106,7 +214,9 @@ def evaluate(
     trajectory = Compiled(lambda pixels: [answering.trajectory(pixels)], backbone.device, compile, after=3)
     trajectory.on &= batch_size <= SMALL and cache.cache.limit == 0  # a graph cannot take what is kept
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
-        for images in cache.batches(test_set, backbone, batch_size, workers):
+        for images in cache.batches(test_set, backbone, batch_size, workers, lost):
+            if not len(images):
+                continue
             if plan is not None:
                 answer = answering.answer(plan, images)
                 logits_KBC = answer.logits_BC[None]
@@ -117,18 +227,21 @@ def evaluate(
             predictions.append(logits_KBC.argmax(-1))
             probabilities.append(logits_KBC[-1].softmax(-1))
             bar(len(images))
+    lost = lost or {}
+    if not predictions:
+        raise PerlclipError(f"none of the {len(test_set)} images can be read, the first because {lost[0].reason}")
     # Only now is the card waited for.
     if not torch.stack(finite).all():
         raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")
-    labels_B = torch.as_tensor([int(label) for label in test_set.labels])
+    places = [i for i in range(len(test_set)) if i not in lost]
+    labels_B = torch.as_tensor([int(test_set.labels[i]) for i in places])
     predictions_KB = torch.cat(predictions, 1).cpu()
     correct_KB = predictions_KB == labels_B
-    names = test_set.class_names
     return Evaluation(
         accuracy=_percent(correct_KB[-1]),
         class_accuracy={
-            name if names.count(name) == 1 else f"{name} (label {c})": _percent(correct_KB[-1][labels_B == c])
-            for c, name in enumerate(names)
+            name: _percent(correct_KB[-1][labels_B == c])
+            for c, name in enumerate(labelled(test_set.class_names))
             if (labels_B == c).any()
         },
         step_accuracy=[_percent(correct_B) for correct_B in correct_KB],
@@ -137,6 +250,10 @@ def evaluate(
         probabilities_BC=torch.cat(probabilities).cpu(),
         labels_B=labels_B,
         steps_B=torch.cat(taken).cpu() if taken else None,
+        class_names=test_set.class_names,
+        images=test_set.images,
+        places_B=torch.as_tensor(places),
+        skipped=tuple(lost[i] for i in sorted(lost)),
     )
 
 
@@ -147,6 +264,16 @@ def _plan(method: Method, steps: Steps, thresholds: Thresholds | None, max_mean_
         return None
     limits = [] if max_mean_steps is None else [Budget(max_mean_steps)]
     return make_plan(method, steps, thresholds.within(max_mean_steps) if thresholds else None, limits)
+
+
+def labelled(names: Sequence[str]) -> list[str]:
+    """Class names that tell the classes apart: one that is there twice has its label beside it."""
+    times = Counter(names)
+    return [name if times[name] == 1 else f"{name} (label {c})" for c, name in enumerate(names)]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return 100 * part / whole if whole else None
 
 
 def _percent(correct: Tensor) -> float:

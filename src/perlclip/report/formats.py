@@ -5,7 +5,7 @@ from typing import Any
 
 from perlclip.bench.store import Record
 from perlclip.report.tables import OUTSIDE, Cell, Column, Table
-from perlclip.viz.markup import aligned, csv_lines
+from perlclip.viz.markup import aligned, csv_lines, markdown_text
 
 _MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
 _LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
@@ -16,10 +16,13 @@ _GAP = 2  # what the space between two columns costs
 def markdown(table: Table) -> str:
     """To read on GitHub and to paste."""
     rows = [
-        [line.label, *(" ".join([_MARKDOWN[cell.mark].format(cell.number), *cell.beside]) for cell in cells)]
+        [
+            markdown_text(line.label),
+            *(" ".join([_MARKDOWN[cell.mark].format(cell.number), *cell.beside]) for cell in cells),
+        ]
         for line, cells in table.texts()
     ]
-    return aligned([table.head, *(column.title for column in table.columns)], rows)
+    return aligned([markdown_text(title) for title in (table.head, *(column.title for column in table.columns))], rows)
 
 
 # ---- CSV ----
@@ -75,7 +78,8 @@ def _line(record: Record) -> dict[str, Any]:
 _ESCAPES = str.maketrans(
     {
         "±": r"$\pm$", "−": "$-$", "×": r"$\times$", "†": r"$\dagger$", "–": "--", "Δ": r"$\Delta$", "λ": r"$\lambda$",
-        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+        ">": r"\textgreater{}", "|": r"\textbar{}",
         **{c: f"\\{c}" for c in "&%$#_{}"},
     }
 )  # fmt: skip
@@ -83,7 +87,7 @@ _ESCAPES = str.maketrans(
 
 def escaped(text: str) -> str:
     """As LaTeX source."""
-    return text.translate(_ESCAPES)
+    return " ".join(text.split()).translate(_ESCAPES)
 
 
 def latex(table: Table) -> str:

@@ -15,7 +15,7 @@ from perlclip.report.sections import Section, section
 from perlclip.report.tables import OUTSIDE
 from perlclip.viz.drawing import Drawing
 from perlclip.viz.dynamics import LONG
-from perlclip.viz.markup import MISSING, aligned, csv_text
+from perlclip.viz.markup import MISSING, aligned, csv_text, markdown_text
 from perlclip.viz.pages import page
 
 Parts = Sequence[tuple[Section, Sequence[Drawing]]]
@@ -57,7 +57,8 @@ def write_report(folders: Sequence[Path], out: Path, *, analysis: Sequence[Path]
 def _head(one: Section) -> str:
     """The averages, without the tables of single sets."""
     shown = [table for table in (one.summary, *(table for _, table in one.ablations)) if table.lines]
-    return "\n".join([f"## {one.title}\n", *(f"### {table.title}\n\n{markdown(table)}" for table in shown)])
+    tables = (f"### {markdown_text(table.title)}\n\n{markdown(table)}" for table in shown)
+    return "\n".join([f"## {markdown_text(one.title)}\n", *tables])
 
 
 def _counts(found: Collected) -> str:
@@ -85,24 +86,25 @@ ABOUT_SLIPS = "Cells of the paper's tables that contradict others; beside our nu
 
 
 def _markdown(found: Collected, parts: Parts, analyses: Sequence[Chapter]) -> str:
-    lines = ["# Results", _counts(found)]
-    lines += ["\n".join(f"- {escape(trouble, quote=False)}" for trouble in _troubles(found))] * bool(_troubles(found))
+    text, lines = markdown_text, ["# Results", _counts(found)]
+    lines += ["\n".join(f"- {text(trouble)}" for trouble in _troubles(found))] * bool(_troubles(found))
     for one, figures in parts:
-        lines += [f"## {one.title}", " ".join(one.sentences), *one.notes]
+        lines += [f"## {text(one.title)}", text(" ".join(one.sentences)), *map(text, one.notes)]
         if one.summary.lines:
-            lines += [f"### {one.summary.title}", markdown(one.summary).rstrip()]
-        lines += [f"![{drawing.caption}](figures/{drawing.name}.png)" for drawing in figures]
+            lines += [f"### {text(one.summary.title)}", markdown(one.summary).rstrip()]
+        lines += [f"![{text(drawing.caption)}](figures/{drawing.name}.png)" for drawing in figures]
         for _, table in one.ablations:
-            lines += [f"### {table.title}", markdown(table).rstrip()]
+            lines += [f"### {text(table.title)}", markdown(table).rstrip()]
         alone = len(one.sets) == 1
         for table in one.sets:
-            lines += [f"### {table.title}" if alone else f"<details><summary>{table.title}</summary>"]
+            lines += [f"### {text(table.title)}" if alone else f"<details><summary>{escape(table.title)}</summary>"]
             lines += [markdown(table).rstrip(), *(["</details>"] * (not alone))]
     for chapter in analyses:
         lines.append(chapter.found.markdown(chapter.title, f"figures/{chapter.name}-"))
     slipped = _slips(parts)
     if slipped:
-        lines += ["## Slips in the paper", ABOUT_SLIPS, aligned(SLIPS, slipped).rstrip()]
+        shown = [[text(word) for word in row] for row in slipped]
+        lines += ["## Slips in the paper", ABOUT_SLIPS, aligned(SLIPS, shown).rstrip()]
     return "\n\n".join(lines) + "\n"
 
 

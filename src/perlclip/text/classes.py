@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from perlclip.errors import PerlclipError
@@ -75,10 +75,13 @@ def are_novel(names: Sequence[str], trained: Sequence[str]) -> bool:
     return not set(map(spelling, names)) <= set(map(spelling, trained))
 
 
-def check_class_names(names: Sequence[str], *, unique: bool = True) -> None:
-    """Refuse an empty list, empty names and, if names are to be unique, two that are spelt alike."""
+def check_class_names(names: Iterable[str], *, unique: bool = True) -> tuple[str, ...]:
+    """All of them; refused are none at all, empty names and, if names are to be unique, two that are spelt alike."""
     if isinstance(names, str):
         raise PerlclipError(f"class names must be a list of names, got the one string {names!r}")
+    if not isinstance(names, Iterable) or isinstance(names, Set):  # a set has no order, and labels count in one
+        raise PerlclipError(f"class names must be a list of names, got a {type(names).__name__}")
+    names = tuple(names)
     if not names:
         raise PerlclipError("no class names given")
     seen: dict[str, str] = {}
@@ -91,3 +94,4 @@ def check_class_names(names: Sequence[str], *, unique: bool = True) -> None:
         if unique and plain in seen:
             raise PerlclipError(f"duplicate class name {plain!r} (from {seen[plain]!r} and {name!r})")
         seen[plain] = name
+    return names

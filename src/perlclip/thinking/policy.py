@@ -34,8 +34,8 @@ Finish = Callable[[Tensor, Sequence[Tensor]], Tensor]
 NEVER = 1e6  # a lead that no image has: logits are cosines times 100 or so
 AHEAD = 2.0  # steps looked ahead
 NO_THRESHOLDS = (
-    "adaptive thinking needs thresholds, and there are none; set them with `perlclip set-thresholds`, or from Python "
-    "with perlclip.set_thresholds(method, train_set)"
+    "adaptive thinking needs thresholds, and there are none; set them with `perlclip set-thresholds ADAPTER DATA`, "
+    "or from Python with perlclip.set_thresholds(adapter, train_set) and save_adapter"
 )
 
 

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 from perlclip.adapters.folder import Adapter
 from perlclip.backbone.accel.cuda_graphs import Compiled
+from perlclip.data.decoding import readable
 from perlclip.data.loading import epoch_order, random_views
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError
@@ -45,7 +46,6 @@ CHECKPOINT_SECONDS = 30.0
 LOSS_SECONDS = 0.5  # between two readings of the losses, where reading them means waiting for the card
 AHEAD = ("cuda",)  # devices that work while the host goes on
 RECORD_AFTER = 4  # steps of one shape, that is; a short last batch comes once an epoch
-HELD_BYTES = 2**28  # image files up to so many bytes together are read once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def fit(
         raise PerlclipError("resume needs the checkpoint file to go on from")
     if not len(train_set):
         raise PerlclipError("the training set has no images")
-    train_set = train_set.in_memory(HELD_BYTES)
+    train_set, _ = readable(train_set, progress=progress)  # now, not in the middle of the training
     if head and not method.num_trainable:
         return _head_alone(method, train_set, seed, workers)
     name, found = _resolve(method, recipe, dataset)

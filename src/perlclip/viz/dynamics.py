@@ -5,14 +5,16 @@ The analysis writes `settings.json` and the figures, the report reads them, and 
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from perlclip.errors import PerlclipError
 from perlclip.viz.drawing import Drawing
-from perlclip.viz.markup import MISSING, aligned
+from perlclip.viz.markup import MISSING, aligned, markdown_text
 
 TITLE, FILE = "Dynamics of iterative reasoning", "settings.json"
 BAND = ("mean", "low", "high")
@@ -92,10 +94,12 @@ class Dynamics:
     def markdown(self, title: str = TITLE, figures: str = "") -> str:
         """A section; `figures` is what stands before the figures' file names."""
         (averages, caption), *each = self.figures.items()
-        paragraphs = [f"## {title}", self.note, aligned(self.head, self.rows).rstrip()]
+        rows = [[markdown_text(word) for word in row] for row in self.rows]
+        paragraphs = [f"## {markdown_text(title)}", markdown_text(self.note), aligned(self.head, rows).rstrip()]
         paragraphs.append(f"![{caption}]({figures}{averages}.png)")
         for stem, caption in each:
-            paragraphs += [f"<details><summary>{caption}</summary>", f"![{caption}]({figures}{stem}.png)", "</details>"]
+            paragraphs += [f"<details><summary>{escape(caption)}</summary>"]
+            paragraphs += [f"![{markdown_text(caption)}]({figures}{stem}.png)", "</details>"]
         return "\n\n".join(paragraphs)
 
 
@@ -104,7 +108,7 @@ def read_dynamics(folder: Path) -> tuple[Dynamics, list[Drawing]]:
     path = folder / FILE
     if not path.is_file():
         raise PerlclipError(f"{folder} holds no analysis of a store: there is no {FILE} of `perlclip analyze STORE`")
-    again = f"`perlclip analyze STORE --out {folder}` writes it again"
+    again = f"`perlclip analyze STORE --out {shlex.quote(str(folder))}` writes it again"
     try:
         found = Dynamics(**json.loads(path.read_bytes()))
         found.check()

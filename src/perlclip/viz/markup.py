@@ -1,11 +1,20 @@
-"""Plain tables as Markdown and CSV."""
+"""Plain tables as Markdown and CSV, and text that stays text in Markdown."""
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 MISSING = "–"
+
+# What Markdown, or GitHub's mathematics in it, would take for its own. An underscore inside a word is none of it.
+_SPECIAL = re.compile(r"[\\`*\[\]<>|~$]|&(?=[#\w]+;)|(?<!\w)_|_(?!\w)")
+
+
+def markdown_text(text: str) -> str:
+    """Any text as Markdown that shows it, on one line: names, paths and settings are the user's."""
+    return _SPECIAL.sub(r"\\\g<0>", " ".join(text.split()))
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
