@@ -94,8 +94,9 @@ def _load(loaded: _Loaded, order: Order, device: torch.device, workers: int) -> 
 
 
 def _ignore_interrupts(_: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; it is the main one that decides when to stop."""
+    """Ctrl-C reaches all processes of a terminal, SIGTERM all of a job; it is the main one that decides when to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _on_device(batches: Iterable[Sequence[Tensor]], device: torch.device) -> Batches:
