@@ -73,9 +73,12 @@ def sweep(path: Path) -> None:
             if sys.platform == "win32":  # where an open file cannot be removed
                 temporary.unlink()
                 continue
-            with open(os.open(temporary, os.O_RDWR | _NO_WAIT), "rb+", buffering=0) as file:
-                if _lock(file.fileno()):
+            descriptor = os.open(temporary, os.O_RDWR | _NO_WAIT)
+            try:
+                if _lock(descriptor):
                     temporary.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
         except OSError:  # gone meanwhile, or not ours
             continue
 
@@ -182,9 +185,8 @@ def held_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
 
 def read_file(path: Path, limit: int) -> bytes:
     """A file's contents; an OSError for what is no plain file, as devices and pipes have no end, or too large."""
-    descriptor = os.open(path, os.O_RDONLY | _NO_WAIT)
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
+    with os.fdopen(os.open(path, os.O_RDONLY | _NO_WAIT), "rb") as file:
+        found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a plain file", str(path))
         content = file.read(limit + 1) if found.st_size <= limit else b""

@@ -24,7 +24,7 @@ from torch import Tensor
 import perlclip
 from perlclip.adapters.card import model_card
 from perlclip.backbone import Backbone, load_backbone
-from perlclip.backbone.clip import NoBackbone
+from perlclip.backbone.clip import BackboneNotFoundError
 from perlclip.errors import PerlclipError, first_line
 from perlclip.files import MIB, held_folder, parse_json, read_file, staged, sweep, write_files
 from perlclip.heads.head import Head
@@ -131,7 +131,7 @@ def save_adapter(
     try:
         info = json.loads(json.dumps(info, allow_nan=False))
         info[OWN_HASH] = _own_hash(info)
-        content = (json.dumps(info, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode(errors="surrogatepass")
+        content = f"{json.dumps(info, indent=2, ensure_ascii=False)}\n".encode(errors="surrogatepass")
         _check_info(parse_json(content), folder / CONFIG)
     except (TypeError, ValueError, RecursionError) as error:
         raise PerlclipError(f"the adapter's training record or metrics are not plain, finite data: {error}") from error
@@ -239,7 +239,7 @@ def _find_backbone(
         name = next((str(path) for path in beside if (path / "config.json").is_file()), None)
     try:
         return load_backbone(name or own, device=device, dtype=dtype)
-    except NoBackbone as error:
+    except BackboneNotFoundError as error:
         raise PerlclipError(
             f"adapter {folder} needs the backbone {own!r}, whose weights have the fingerprint "
             f"{info['backbone_fingerprint'][:12]}: say where it is with --backbone (in Python backbone=…); {error}"
@@ -308,8 +308,8 @@ def _check_info(info: Any, path: Path) -> dict[str, Any]:
             raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
     if OWN_HASH in info and info[OWN_HASH] != _own_hash(info):
         raise PerlclipError(
-            f"adapter file {path} was damaged or edited since it was saved: its fields do not match their hash; take it "
-            f"from where it came, or, if you edited it on purpose, remove its field {OWN_HASH!r}"
+            f"adapter file {path} was damaged or edited since it was saved (its fields do not match their hash): take "
+            f"it from where it came or, if you meant the edit, remove the field {OWN_HASH!r}"
         )
     return info
 

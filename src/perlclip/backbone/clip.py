@@ -3,6 +3,7 @@
 `transformers` brings weights, tokenizer, image processor and hub access; `tower.py` the forward pass.
 """
 
+import copyreg
 import hashlib
 import json
 import logging
@@ -25,7 +26,7 @@ TINY = Path(__file__).parent / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class NoBackbone(PerlclipError):
+class BackboneNotFoundError(PerlclipError):
     """There is no backbone under the name, here or on the hub."""
 
 
@@ -55,6 +56,27 @@ def load_backbone(name: str, device: str | torch.device = "auto", dtype: str | t
         preprocess=Preprocess.of(processor, model.config.vision_config.image_size),
         fingerprint=_fingerprint(state, model.config),
     )
+
+
+def _pickled(backbone: Backbone) -> tuple[Any, ...]:
+    """Pickled as where it is from, a few bytes: whoever opens the pickle loads it again, on the same device."""
+    if not backbone.fingerprint:
+        raise PerlclipError(f"backbone {backbone.name!r} was not loaded by its name, and cannot be pickled")
+    dtype = str(backbone.dtype).removeprefix("torch.")
+    return _reload, (backbone.name, str(backbone.device), dtype, backbone.fingerprint)
+
+
+def _reload(name: str, device: str, dtype: str, fingerprint: str) -> Backbone:
+    found = load_backbone(name, device=device, dtype=dtype)
+    if found.fingerprint != fingerprint:
+        raise PerlclipError(
+            f"the pickle is of a backbone {name!r} with fingerprint {fingerprint[:12]}, "
+            f"but what is there now has {found.fingerprint[:12]}"
+        )
+    return found
+
+
+copyreg.pickle(Backbone, _pickled)
 
 
 def vit_b16_shape() -> Backbone:
@@ -94,7 +116,7 @@ def _load_parts(source: str, shown: str) -> tuple[Any, Any, Any]:
             processor = AutoImageProcessor.from_pretrained(source, backend="pil")
             parts = model, AutoTokenizer.from_pretrained(source), processor
         except OSError as error:
-            raise NoBackbone(f"cannot load backbone {shown!r}: {first_line(error).rstrip('.')}") from error
+            raise BackboneNotFoundError(f"cannot load backbone {shown!r}: {first_line(error).rstrip('.')}") from error
         except (ValueError, RuntimeError, KeyError) as error:
             raise PerlclipError(f"cannot load backbone {shown!r}: {first_line(error).rstrip('.')}") from error
         except Exception as error:  # safetensors raises its own class on a damaged file
@@ -114,7 +136,7 @@ def _check_source(source: str, shown: str) -> None:
         if not (folder / "config.json").is_file():
             raise PerlclipError(f"backbone folder {shown} has no config.json; expected a Hugging Face CLIP folder")
     elif looks_local:
-        raise NoBackbone(
+        raise BackboneNotFoundError(
             f"no backbone {shown!r}: give a hub name such as 'openai/clip-vit-base-patch16', "
             "a Hugging Face folder, or 'tiny'"
         )

@@ -94,7 +94,7 @@ def _load(loaded: _Loaded, order: Order, device: torch.device, workers: int) -> 
 
 
 def _ignore_interrupts(_: int) -> None:
-    """Ctrl-C reaches all processes of a terminal, SIGTERM all of a job; it is the main one that decides when to stop."""
+    """Ctrl-C reaches all processes of a terminal, SIGTERM those of a job; the main one decides when to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

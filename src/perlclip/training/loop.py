@@ -64,6 +64,13 @@ class FitResult(Adapter):
     choice: Choice | None = None
     head_seconds: float = 0.0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a pickle: of what is frozen of the classes only their names, from which it is made again."""
+        return {**vars(self), "state": self.state.classes}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        vars(self).update(kept, state=kept["method"].class_state(kept["state"]))
+
     @property
     def steps(self) -> int:
         """Batches trained on; in float16 a step whose gradients overflow is left out."""
@@ -104,8 +111,8 @@ def fit(
 
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not. A backbone in float16 trains
     with a loss scale that adapts; the method's parameters are always float32. With a `checkpoint` file the state is
-    written every half minute, on Ctrl-C or SIGTERM and at the end, and `resume=True` goes on from it to the same result, on the
-    CPU bit by bit. The file is the caller's to remove once the result is safe elsewhere.
+    written every half minute, on Ctrl-C or SIGTERM and at the end, and `resume=True` goes on from it, if it is there,
+    to the same result, on the CPU bit by bit. The file is the caller's to remove once the result is safe elsewhere.
     """
     if resume and checkpoint is None:
         raise PerlclipError("resume needs the checkpoint file to go on from")
