@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save
 import perlclip
 from perlclip import PerlclipError
 from perlclip.adapters.card import model_card
-from perlclip.adapters.folder import CARD, CONFIG, WEIGHTS, read_info
+from perlclip.adapters.folder import CARD, CONFIG, OWN_HASH, WEIGHTS, read_info
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
@@ -101,7 +101,9 @@ def test_a_flipped_bit_is_refused(folder, backbone):
 
 
 def change(folder, **changes):
+    """Edit fields and drop their hash, as adapters of 0.1.0 have none."""
     info = json.loads((folder / CONFIG).read_text()) | changes
+    info.pop(OWN_HASH, None)
     (folder / CONFIG).write_text(json.dumps(info))
 
 

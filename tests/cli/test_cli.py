@@ -219,7 +219,6 @@ def test_bad_options(data, tmp_path, clip_folder):
         (["--set", "readout=men"], "unknown value of readout 'men'; did you mean 'mean'"),
         (["--set", "steps=two"], "--set steps takes a value of type int"),
         (["--class-names", tmp_path / "gone.txt"], "cannot read class names"),
-        (["--resume"], "nothing to resume"),
     ):
         assert words in fit_fails(data, out, clip_folder, *more)
     no_steps = ("--set", "steps=0")

@@ -159,9 +159,9 @@ def test_resuming_something_else_is_refused(backbone, train_set, tmp_path, monke
     method = perlclip.create_method("perl", backbone)
     fewer = train_set.select(range(8))
     for change, words in (
-        ({"seed": 2}, "another seed"),
-        ({"recipe": replace(QUICK, lr=5e-4)}, "another recipe"),
-        ({"train_set": fewer}, "another data"),
+        ({"seed": 2}, r"made with another seed \(1, now 2\)$"),
+        ({"recipe": replace(QUICK, lr=5e-4)}, r"made with another recipe lr \(0.001, now 0.0005\)$"),
+        ({"train_set": fewer}, "made with other training images, another number of them$"),
     ):
         options = {"train_set": train_set, "recipe": QUICK, "checkpoint": path, "resume": True} | change
         with pytest.raises(PerlclipError, match=words):

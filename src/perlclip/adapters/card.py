@@ -1,7 +1,11 @@
 """The model card of an adapter: what it is, what it was trained on and how, how good it is, how to load it."""
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from perlclip.errors import shell_word
 
 _CARD = """\
 ---
@@ -10,7 +14,7 @@ _CARD = """\
 
 # {title}
 
-A {method} adapter of {num_trainable:,} parameters{head} for the frozen CLIP `{backbone}`, made with
+A {method} adapter of {num_trainable:,} parameters{head} for the frozen CLIP {backbone}, made with
 perlclip {version}. It classifies images into {num_classes} classes, or into any others that are named at
 prediction time.
 
@@ -19,15 +23,15 @@ prediction time.
 ```python
 import perlclip
 
-classifier = perlclip.Classifier.from_pretrained("{title}")
+classifier = perlclip.Classifier.from_pretrained({folder})
 print(classifier.predict("image.jpg").label)
 ```
 
-or `perlclip predict {title} image.jpg`.{adaptive}
+or {command}.{adaptive}
 
 ## Classes
 
-Prompt: `{template}`
+Prompt: {template}
 
 {classes}
 
@@ -41,7 +45,7 @@ Prompt: `{template}`
 
 ## Backbone
 
-`{backbone}`, weights with SHA-256 fingerprint `{fingerprint}`. The adapter is refused on any other.
+{backbone}, weights with SHA-256 fingerprint `{fingerprint}`. The adapter is refused on any other.
 """
 
 
@@ -57,20 +61,41 @@ def model_card(info: Mapping[str, Any], title: str) -> str:
     )
     return _CARD.format(
         header=header.to_yaml(),
-        backbone=info["base_model_name_or_path"],
-        method=info["method"],
-        title=title,
+        backbone=as_code(info["base_model_name_or_path"]),
+        method=as_markdown(info["method"]),
+        title=as_markdown(title),
+        folder=json.dumps(title, ensure_ascii=False),
+        command=as_code(f"perlclip predict {shell_word(title)} image.jpg"),
         num_trainable=info["num_trainable"],
         head=f" and a head of {info['head']['numbers']:,} numbers" if info.get("head", {}).get("numbers") else "",
         version=info["perlclip_version"],
         num_classes=len(info["class_names"]),
-        template=info.get("sentence", info["templates"][0]),
-        classes="\n".join(f"- {name}" for name in info["class_names"]),
+        template=as_code(info.get("sentence", info["templates"][0])),
+        classes="\n".join(f"- {as_markdown(name)}" for name in info["class_names"]),
         training=_table({**info["training"], **{f"method: {k}": v for k, v in info["config"].items()}}),
         metrics=_table(info["metrics"]),
         fingerprint=info["backbone_fingerprint"],
         adaptive=_adaptive(info),
     )
+
+
+_SPECIAL = re.compile(r"([\\`*\[\]<>&$|~#]|(?<!\w)_|_(?!\w))")  # an underscore within a word is one
+_LEADING = re.compile(r"([-+]|\d+[.)])(?=\s|$)|[-=]{3}")  # what begins a list or a rule
+
+
+def as_markdown(text: str) -> str:
+    """Words that mean nothing but themselves in Markdown, on one line."""
+    line = _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    found = _LEADING.match(line)
+    return f"{line[: found.end() - 1]}\\{line[found.end() - 1 :]}" if found else line
+
+
+def as_code(text: str) -> str:
+    """The same as code, between more backticks than there are in it."""
+    line = " ".join(text.split())
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    space = " " * (line.startswith("`") or line.endswith("`"))
+    return f"{fence}{space}{line}{space}{fence}"
 
 
 def _adaptive(info: Mapping[str, Any]) -> str:
@@ -81,10 +106,11 @@ def _adaptive(info: Mapping[str, Any]) -> str:
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    rows = list(flat(values))
+    rows = flat(values)
     if not rows:
         return "Not recorded."
-    return "\n".join(["| what | value |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows)])
+    lines = (f"| {as_markdown(key)} | {as_markdown(value)} |" for key, value in rows)
+    return "\n".join(["| what | value |", "| --- | --- |", *lines])
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -103,4 +129,4 @@ def _plain(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
         return ", ".join(_plain(item) for item in value)
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return str(value)

@@ -1,7 +1,10 @@
 """The adapter folder: `adapter_config.json`, `adapter_model.safetensors`, `README.md`.
 
 It names its backbone by a fingerprint of the weights and is refused on another; the config carries a hash of the tensor
-file, so a truncated or mixed-up folder is found out before anything is used. No pickle.
+file and one of itself, so a truncated, damaged or mixed-up folder is found out before anything is used. No pickle.
+
+An adapter is replaced by renaming its config: until then the old one is there, from then on the new one. Its tensors
+take their name right after; if that moment is a kill's, they are found under the name that they were staged by.
 """
 
 import hashlib
@@ -9,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,8 +24,9 @@ from torch import Tensor
 import perlclip
 from perlclip.adapters.card import model_card
 from perlclip.backbone import Backbone, load_backbone
-from perlclip.errors import PerlclipError
-from perlclip.files import write_files
+from perlclip.backbone.clip import BackboneNotFoundError
+from perlclip.errors import PerlclipError, first_line
+from perlclip.files import MIB, held_folder, parse_json, read_file, staged, sweep, write_files
 from perlclip.heads.head import Head
 from perlclip.methods.base import Method, config_dict
 from perlclip.methods.registry import create_method
@@ -31,6 +36,11 @@ from perlclip.thinking.thresholds import Thresholds
 
 FORMAT_VERSIONS = (1, 2)  # 2: with a head, without which earlier versions of perlclip would answer
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
+OWN_HASH = "config_sha256"  # of all other fields; adapters of 0.1.0 have none
+LARGEST = {CONFIG: 64 * MIB, WEIGHTS: 1024 * MIB}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+LOCK_SECONDS = 10.0  # a save takes milliseconds
+_saving = Lock()  # of this process; others are kept out by a lock on the folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +88,8 @@ def save_adapter(
 ) -> Path:
     """Write an adapter folder: of what `fit` gave or `load_adapter` loaded, or of a method, its classes and template.
 
-    An older adapter there is replaced only once the new files are wholly on disk. A kill in the moment between their
-    renames leaves a folder that is refused, never one that answers wrongly.
+    An older adapter there is replaced only once the new files are wholly on disk: whatever happens meanwhile, the old
+    one or the new one loads. What `load_adapter` would refuse, such as weights that are not finite, is not written.
     """
     if isinstance(trained, Method):
         if class_names is None or template is None:
@@ -100,7 +110,7 @@ def save_adapter(
     if adapter.head:  # its columns are those of these classes, under whatever names
         adapter = replace(adapter, head=replace(adapter.head, class_names=adapter.class_names))
     weights = _tensor_bytes(adapter)
-    info = {
+    info: dict[str, Any] = {
         "format_version": 2 if adapter.head else 1,
         "perlclip_version": perlclip.__version__,
         "peft_type": method.name.upper(),
@@ -118,21 +128,67 @@ def save_adapter(
         **({"head": adapter.head.as_json()} if adapter.head else {}),
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
-    # The config comes last: it is what makes the other two valid.
-    write_files(
-        {
-            folder / WEIGHTS: weights,
-            folder / CARD: model_card(info, folder.resolve().name).encode(),
-            folder / CONFIG: (json.dumps(info, indent=2, ensure_ascii=False) + "\n").encode(),
-        }
-    )
+    try:
+        info = json.loads(json.dumps(info, allow_nan=False))
+        info[OWN_HASH] = _own_hash(info)
+        content = f"{json.dumps(info, indent=2, ensure_ascii=False)}\n".encode(errors="surrogatepass")
+        _check_info(parse_json(content), folder / CONFIG)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PerlclipError(f"the adapter's training record or metrics are not plain, finite data: {error}") from error
+    card = model_card(info, folder.resolve().name).encode(errors="backslashreplace")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _saving, held_folder(folder, LOCK_SECONDS) as alone:
+            if not alone:
+                raise PerlclipError(f"another process is writing to {folder}: save the adapter elsewhere, or later")
+            _finish_save(folder)
+            # The config comes first: from then on it is the new adapter, with its tensors under their staged name.
+            write_files({folder / CONFIG: content, folder / WEIGHTS: weights, folder / CARD: card})
+    except OSError as error:
+        raise PerlclipError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder
+
+
+def _finish_save(folder: Path) -> None:
+    """What a save that was killed has left: tensors that belong to the config get their name, the rest is removed."""
+    wanted = _wanted_hash(folder)
+    if wanted and not _has_hash(folder / WEIGHTS, wanted):
+        for path in staged(folder / WEIGHTS):
+            if _has_hash(path, wanted):
+                path.replace(folder / WEIGHTS)
+                break
+    for name in (CONFIG, WEIGHTS, CARD):
+        sweep(folder / name)
+
+
+def _wanted_hash(folder: Path) -> str:
+    try:
+        info = parse_json(read_file(folder / CONFIG, LARGEST[CONFIG]))
+    except (OSError, ValueError):
+        return ""
+    return str(info.get("weights_sha256", "")) if isinstance(info, dict) else ""
+
+
+def _has_hash(path: Path, wanted: str) -> bool:
+    try:
+        return hashlib.sha256(read_file(path, LARGEST[WEIGHTS])).hexdigest() == wanted
+    except OSError:
+        return False
+
+
+def _own_hash(info: Mapping[str, Any]) -> str:
+    """SHA-256 of all fields but the hash, however they are laid out."""
+    fields = {key: value for key, value in info.items() if key != OWN_HASH}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def _tensor_bytes(adapter: Adapter) -> bytes:
     """The tensor file's contents."""
     tensors = {name: p.detach().cpu().contiguous() for name, p in adapter.method.named_parameters()}
     tensors |= adapter.head.tensors() if adapter.head else {}
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise PerlclipError(f"tensor {name!r} of the adapter holds numbers that are not finite; it is of no use")
     return tensors_to_bytes(tensors, {"format": "pt"})
 
 
@@ -145,16 +201,18 @@ def load_adapter(
 ) -> Adapter:
     """Load an adapter on its backbone: the one it names, or the one given, which must be the same weights."""
     folder = Path(folder)
-    info = read_info(folder)
-    tensors = _read_weights(folder, info)
+    info, tensors = _read(folder)
     if not isinstance(backbone, Backbone):
-        backbone = load_backbone(backbone or info["base_model_name_or_path"], device=device, dtype=dtype)
+        backbone = _find_backbone(backbone, info, folder, device, dtype)
     if backbone.fingerprint != info["backbone_fingerprint"]:
         raise PerlclipError(
             f"adapter {folder} was trained on backbone {info['base_model_name_or_path']!r} "
             f"({info['backbone_fingerprint'][:12]}); it does not fit {backbone.name!r} ({backbone.fingerprint[:12]})"
         )
-    method = create_method(info["method"], backbone, **info["config"])
+    try:
+        method = create_method(info["method"], backbone, **info["config"])
+    except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:  # torch's, of absurd sizes
+        raise PerlclipError(f"adapter {folder} has settings that cannot be: {first_line(error)}") from error
     class_names = tuple(info["class_names"])
     head = _read_head(class_names, info, tensors, backbone.embed_dim, folder) if "head" in info else None
     own = {name: tensor for name, tensor in tensors.items() if head is None or name not in head.tensors()}
@@ -171,22 +229,67 @@ def load_adapter(
     )
 
 
+def _find_backbone(
+    name: str | None, info: Mapping[str, Any], folder: Path, device: str | torch.device, dtype: str | torch.dtype
+) -> Backbone:
+    """The backbone by the name given, or by the adapter's own: a folder may have moved with the adapter beside it."""
+    own = info["base_model_name_or_path"]
+    if name is None and own != "tiny" and not Path(own).is_dir():
+        beside = (folder.parent / own, folder.parent / Path(own).name)
+        name = next((str(path) for path in beside if (path / "config.json").is_file()), None)
+    try:
+        return load_backbone(name or own, device=device, dtype=dtype)
+    except BackboneNotFoundError as error:
+        raise PerlclipError(
+            f"adapter {folder} needs the backbone {own!r}, whose weights have the fingerprint "
+            f"{info['backbone_fingerprint'][:12]}: say where it is with --backbone (in Python backbone=…); {error}"
+        ) from error
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of one and the same adapter, also while another one is saved over it."""
+    info = read_info(folder)
+    while True:
+        try:
+            tensors = _read_weights(folder, info)
+            break
+        except PerlclipError:
+            before, info = info, read_info(folder)
+            if info == before:
+                raise
+    if staged(folder / WEIGHTS) and _saving.acquire(blocking=False):
+        try:
+            with held_folder(folder) as alone:
+                if alone:
+                    _finish_save(folder)
+        except OSError:  # others may read what only its owner writes
+            pass
+        finally:
+            _saving.release()
+    return info, tensors
+
+
 def read_info(folder: str | Path) -> dict[str, Any]:
     """The checked contents of `adapter_config.json`."""
     path = Path(folder) / CONFIG
     if not path.parent.is_dir():
         raise PerlclipError(f"no adapter folder {folder}")
     try:
-        info = json.loads(path.read_bytes())
+        info = parse_json(read_file(path, LARGEST[CONFIG]))
     except OSError as error:
         raise PerlclipError(f"{folder} is not an adapter: cannot read {CONFIG}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
+    return _check_info(info, path)
+
+
+def _check_info(info: Any, path: Path) -> dict[str, Any]:
+    """A config whose fields are there and can be used; `path` is where it is from."""
     if not isinstance(info, dict) or "format_version" not in info:
         raise PerlclipError(f"{path} is not a perlclip adapter (no format_version)")
     if info["format_version"] not in FORMAT_VERSIONS:
         raise PerlclipError(
-            f"adapter {folder} has format version {info['format_version']!r}; "
+            f"adapter {path.parent} has format version {info['format_version']!r}; "
             f"this perlclip reads versions {' and '.join(map(str, FORMAT_VERSIONS))}"
         )
     if ("head" in info) != (info["format_version"] == 2):
@@ -203,6 +306,11 @@ def read_info(folder: str | Path) -> dict[str, Any]:
             Thresholds.from_json(info["adaptive"])
         except PerlclipError as error:
             raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
+    if OWN_HASH in info and info[OWN_HASH] != _own_hash(info):
+        raise PerlclipError(
+            f"adapter file {path} was damaged or edited since it was saved (its fields do not match their hash): take "
+            f"it from where it came or, if you meant the edit, remove the field {OWN_HASH!r}"
+        )
     return info
 
 
@@ -221,16 +329,27 @@ _FIELDS = {
 
 def _read_weights(folder: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
     path = folder / WEIGHTS
+    content, failure = b"", ""
+    for place in (path, *staged(path)):
+        try:
+            content = read_file(place, LARGEST[WEIGHTS])
+        except OSError as error:
+            failure = failure or f"{folder} is not a complete adapter: cannot read {WEIGHTS}: {error.strerror}"
+            continue
+        if hashlib.sha256(content).hexdigest() == info["weights_sha256"]:
+            break
+    else:
+        raise PerlclipError(
+            failure or f"adapter file {path} is damaged: its contents do not match the hash in {CONFIG}"
+        )
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise PerlclipError(f"{folder} is not a complete adapter: cannot read {WEIGHTS}: {error.strerror}") from error
-    if hashlib.sha256(content).hexdigest() != info["weights_sha256"]:
-        raise PerlclipError(f"adapter file {path} is damaged: its contents do not match the hash in {CONFIG}")
-    try:
-        return parse_tensors(content)
-    except SafetensorError as error:
-        raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
+        tensors = parse_tensors(content)
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:  # formats that torch has not
+        raise PerlclipError(f"adapter file {path} is damaged: {first_line(error)}") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise PerlclipError(f"adapter {folder}: tensor {name!r} is of type {tensor.dtype}, which no adapter has")
+    return tensors
 
 
 def _read_head(

@@ -31,6 +31,10 @@ class Backbone:
     preprocess: Preprocess
     fingerprint: str
 
+    def __copy__(self) -> "Backbone":
+        """Frozen, so that a copy of it is itself."""
+        return self
+
     def __deepcopy__(self, memo: Any) -> "Backbone":
         """Frozen, so that a copy of a method can share it."""
         return self

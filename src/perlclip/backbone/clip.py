@@ -3,12 +3,15 @@
 `transformers` brings weights, tokenizer, image processor and hub access; `tower.py` the forward pass.
 """
 
+import copyreg
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -23,12 +26,18 @@ TINY = Path(__file__).parent / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+class BackboneNotFoundError(PerlclipError):
+    """There is no backbone under the name, here or on the hub."""
+
+
 def load_backbone(name: str, device: str | torch.device = "auto", dtype: str | torch.dtype = "float32") -> Backbone:
     """A frozen CLIP by hub name, from a Hugging Face folder, or the embedded `"tiny"`.
 
     `device` is anything torch knows, or "auto": CUDA, else Apple's MPS, else the CPU.
     """
     device, dtype = _device(device), _dtype(dtype)
+    if name != "tiny" and Path(name).expanduser().is_dir():
+        name = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 (a link may be the name that lasts)
     model, tokenizer, processor = _load_parts(str(TINY) if name == "tiny" else name, shown=name)
     from transformers.activations import ACT2FN
 
@@ -47,6 +56,27 @@ def load_backbone(name: str, device: str | torch.device = "auto", dtype: str | t
         preprocess=Preprocess.of(processor, model.config.vision_config.image_size),
         fingerprint=_fingerprint(state, model.config),
     )
+
+
+def _pickled(backbone: Backbone) -> tuple[Any, ...]:
+    """Pickled as where it is from, a few bytes: whoever opens the pickle loads it again, on the same device."""
+    if not backbone.fingerprint:
+        raise PerlclipError(f"backbone {backbone.name!r} was not loaded by its name, and cannot be pickled")
+    dtype = str(backbone.dtype).removeprefix("torch.")
+    return _reload, (backbone.name, str(backbone.device), dtype, backbone.fingerprint)
+
+
+def _reload(name: str, device: str, dtype: str, fingerprint: str) -> Backbone:
+    found = load_backbone(name, device=device, dtype=dtype)
+    if found.fingerprint != fingerprint:
+        raise PerlclipError(
+            f"the pickle is of a backbone {name!r} with fingerprint {fingerprint[:12]}, "
+            f"but what is there now has {found.fingerprint[:12]}"
+        )
+    return found
+
+
+copyreg.pickle(Backbone, _pickled)
 
 
 def vit_b16_shape() -> Backbone:
@@ -85,7 +115,9 @@ def _load_parts(source: str, shown: str) -> tuple[Any, Any, Any]:
             # Pillow's resizing, whether or not torchvision is there: the same pixels everywhere.
             processor = AutoImageProcessor.from_pretrained(source, backend="pil")
             parts = model, AutoTokenizer.from_pretrained(source), processor
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+        except OSError as error:
+            raise BackboneNotFoundError(f"cannot load backbone {shown!r}: {first_line(error).rstrip('.')}") from error
+        except (ValueError, RuntimeError, KeyError) as error:
             raise PerlclipError(f"cannot load backbone {shown!r}: {first_line(error).rstrip('.')}") from error
         except Exception as error:  # safetensors raises its own class on a damaged file
             if type(error).__name__ != "SafetensorError":
@@ -104,26 +136,38 @@ def _check_source(source: str, shown: str) -> None:
         if not (folder / "config.json").is_file():
             raise PerlclipError(f"backbone folder {shown} has no config.json; expected a Hugging Face CLIP folder")
     elif looks_local:
-        raise PerlclipError(
+        raise BackboneNotFoundError(
             f"no backbone {shown!r}: give a hub name such as 'openai/clip-vit-base-patch16', "
             "a Hugging Face folder, or 'tiny'"
         )
 
 
+_quiet_lock = Lock()
+_quiet_before: list[tuple[int, bool]] = []  # what the first of several threads found, once for each of them
+
+
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No loading bars and no advice on stderr; what matters is checked and raised by us."""
+    """No loading bars and no advice on stderr; what matters is checked and raised by us.
+
+    The settings are the process's own: of threads that load at the same time the last one puts them back.
+    """
     from transformers.utils import logging as hf_logging
 
-    verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity(logging.CRITICAL)
-    hf_logging.disable_progress_bar()
+    with _quiet_lock:
+        now = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+        _quiet_before.append(_quiet_before[0] if _quiet_before else now)
+        hf_logging.set_verbosity(logging.CRITICAL)
+        hf_logging.disable_progress_bar()
     try:
         yield
     finally:
-        hf_logging.set_verbosity(verbosity)
-        if bars:
-            hf_logging.enable_progress_bar()
+        with _quiet_lock:
+            verbosity, bars = _quiet_before.pop()
+            if not _quiet_before:
+                hf_logging.set_verbosity(verbosity)
+                if bars:
+                    hf_logging.enable_progress_bar()
 
 
 def _device(device: str | torch.device) -> torch.device:

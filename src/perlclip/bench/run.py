@@ -19,6 +19,7 @@ from perlclip.bench.store import CHECKPOINT, UNTRAINED, Record, Run, Store, as_j
 from perlclip.data.sets import PARTS, DataSet, ImageSet
 from perlclip.data.suites import suite
 from perlclip.errors import PerlclipError
+from perlclip.files import remove
 from perlclip.inference.cache import LIMIT, EvalCache
 from perlclip.inference.evaluation import Evaluation, evaluate
 from perlclip.methods import Method, Recipe, create_method, method_class
@@ -255,7 +256,7 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
             if not interrupted:
                 raise
         # What a killed run has left is gone on from, or dropped if it is of no use.
-        checkpoint.unlink()
+        remove(checkpoint)
         interrupted = False
 
 

@@ -46,7 +46,7 @@ def run_all(runs: Sequence[Run], store: Store, machines: Machines | None = None)
                 bar()
         except KeyboardInterrupt as error:
             count = sum(record["status"] == "complete" for record in done.values())
-            raise KeyboardInterrupt(
+            raise type(error)(
                 f"interrupted with {count} of {total} runs complete; the same command goes on from there"
             ) from error
     return [done[run] for run in runs]

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from perlclip.errors import PerlclipError
-from perlclip.files import write_files
+from perlclip.files import MIB, parse_json, read_file, remove, write_files
 
 Record = dict[str, Any]
 FORMAT_VERSION = 1
 RECORD, FAILED, CHECKPOINT = "run.json", "failed.json", "checkpoint.safetensors"
 USUAL_BACKBONES = {"coop": "openai/clip-vit-base-patch16"}  # of other suites tiny: what a run's name need not say
+LARGEST = 512 * MIB  # of a record, most of which is answers, image by image
 UNTRAINED = "none"  # the recipe of a method that has nothing to train
 
 
@@ -91,14 +92,14 @@ class Store:
         lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
         write_files({home / (RECORD if complete else FAILED): f"{{\n{lines}\n}}\n".encode()})
         if complete:
-            (home / CHECKPOINT).unlink(missing_ok=True)
+            remove(home / CHECKPOINT)
             self.forget_failure(run)
         elif (old := _read(home / RECORD)) and old["status"] == "failed":  # where version 0.1.0 kept failures
             (home / RECORD).unlink()
 
     def forget_failure(self, run: Run) -> None:
         """The run is complete after all."""
-        (self.home(run) / FAILED).unlink(missing_ok=True)
+        remove(self.home(run) / FAILED)
 
     def records(self) -> Records:
         """Everything in the store, in the order of the names."""
@@ -122,11 +123,25 @@ _FIELDS = {
 def _read(path: Path) -> Record | None:
     """A record of this format, or None for whatever else may be there."""
     try:
-        record = json.loads(path.read_bytes())
+        record = parse_json(read_file(path, LARGEST))
         whole = record["format_version"] == FORMAT_VERSION and _FIELDS[record["status"]] <= record.keys()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return record if whole and (record["status"] == "failed" or _usable(record)) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return record if whole else None
+
+
+def _usable(record: Record) -> bool:
+    """Whether fields hold what is computed with; NaN comes as a word, which is none."""
+    run, tests = record["run"], record["metrics"].values()
+    numbers = [*record["seconds"].values(), record["parameters"], run["shots"]]
+    numbers += [number for metrics in tests for number in metrics.get("step_accuracy", [])]
+    objects = (run["settings"], record["config"], record["predictions"], record.get("memory", {}))
+    return (
+        all(isinstance(run[key], str) for key in ("protocol", "suite", "dataset", "method"))
+        and all(type(number) in (int, float) for number in numbers)
+        and all("accuracy" in metrics for metrics in tests)
+        and all(isinstance(each, dict) for each in objects)
+    )
 
 
 def complete_record(run: Run, **results: Any) -> Record:

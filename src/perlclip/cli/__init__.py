@@ -2,11 +2,13 @@
 | explain | analyze`.
 
 Only `click` is imported here and in the commands' modules at the top, so that `--help` answers at once. Errors of the
-user's are one sentence and exit code 1, wrong usage is 2, Ctrl-C is 130; `--debug` shows the traceback.
+user's are one sentence and exit code 1, wrong usage is 2, Ctrl-C is 130, SIGTERM 143; `--debug` shows the traceback.
 """
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from perlclip.cli.adapters import eval_, inspect, methods, predict
 from perlclip.cli.look import analyze, explain
 from perlclip.cli.research import bench, data, demo, report
 from perlclip.cli.training import fit, set_thresholds
-from perlclip.errors import PerlclipError
+from perlclip.errors import PerlclipError, Terminated
 
 
 class _Commands(click.Group):
@@ -28,7 +30,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         debug = ctx.params.get("debug", False)
         try:
-            with _quiet(debug):
+            with _quiet(debug), _sigterm_as_interrupt():
                 return super().invoke(ctx)
         except BrokenPipeError:  # `| head` has seen enough; click ends quietly
             raise
@@ -36,7 +38,25 @@ class _Commands(click.Group):
             if debug or (isinstance(error, RuntimeError) and not _out_of_memory(error)):
                 raise
             click.echo(f"error: {_sentence(error)}", err=True)
-            ctx.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+            ctx.exit(143 if isinstance(error, Terminated) else 130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """What ends with Ctrl-C ends so with SIGTERM, too: checkpoints are written, worker processes ended."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise Terminated("terminated")
+
+    previous = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager

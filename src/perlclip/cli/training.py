@@ -1,6 +1,5 @@
 """Making adapters: `perlclip fit | set-thresholds`."""
 
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +10,7 @@ import click
 
 import perlclip
 from perlclip.cli.common import BACKBONE, CLASS_NAMES, FOLDER, NATURAL, POSITIVE, SEED, method_settings, options
-from perlclip.errors import PerlclipError
+from perlclip.errors import PerlclipError, shell_word
 
 if TYPE_CHECKING:
     from perlclip.adapters.folder import Adapter
@@ -46,7 +45,7 @@ CHECKPOINT = "checkpoint.safetensors"
     default=True,
     help="Train on three quarters of the shots as well, to choose the head by.",
 )
-@click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out.")
+@click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out, if there is one.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
 @click.option("--dry-run", is_flag=True, help="Say what was found in DATA, every image decoded, and train nothing.")
 @options("on-error", "data", "device", "dtype", "compile", "workers")
@@ -62,7 +61,7 @@ def fit(
     from perlclip.adapters.folder import Adapter
     from perlclip.data.sources import published_name
     from perlclip.data.surveys import survey
-    from perlclip.files import require_writable
+    from perlclip.files import remove, require_writable
     from perlclip.inference.cache import EvalCache
     from perlclip.methods.registry import default_recipe
 
@@ -76,14 +75,19 @@ def fit(
         return
     if out is None:
         raise click.UsageError("Missing option '--out'.")
-    _check_out(out, resume, overwrite)
+    if out.is_dir():
+        _hold(out)
+    if _check_out(out, resume, overwrite):
+        click.echo(f"{out} holds a complete adapter: nothing to resume; start anew with --overwrite")
+        return
     own, cls = method_settings([method], settings)[method], perlclip.method_class(method)
     found = survey(data, **look)
     train, held_out = found.train, found.val
     click.echo(found, err=True)
     require_writable(out)
+    _hold(out)
     if not resume:
-        (out / CHECKPOINT).unlink(missing_ok=True)
+        remove(out / CHECKPOINT)
     given = {key: value for key, value in changes.items() if value is not None}
     fitted: Adapter
     if not cls.recipes and not cls.trains(cls.config_class.checked(method, own)):
@@ -109,6 +113,8 @@ def fit(
         f"{len(train.class_names)} classes, {chosen.epochs} epoch{'s' * (chosen.epochs > 1)}",
         err=True,
     )
+    if resume:
+        click.echo(_where_resumed(out), err=True)
     with _resume_hint(out):
         result = perlclip.fit(
             adapted, train, recipe=chosen, seed=seed, head=head, rehearse=rehearse,
@@ -124,7 +130,7 @@ def fit(
             metrics["validation"] = perlclip.evaluate(result, held_out, **how).metrics()
         training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
-        (out / CHECKPOINT).unlink(missing_ok=True)
+        remove(out / CHECKPOINT)
     zero_shot = None
     if len(held_out) and len(metrics["validation"]["step_accuracy"]) == 1:  # PERL's first step is zero-shot CLIP
         untrained = perlclip.create_method("zero-shot", loaded)
@@ -150,6 +156,8 @@ def set_thresholds(
     """
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     seed = loaded.training.get("seed", 1)
+    if not isinstance(seed, int) or not isinstance(loaded.training.get("shots"), int | None):
+        raise PerlclipError(f"{adapter} has a training record that is damaged: its shots or seed are no number")
     same = _trained_on(loaded, data, val=val, seed=seed, class_names=class_names, data=root)
     train = same or _all_images(loaded, data, class_names=class_names, data=root)
     if not same:
@@ -194,22 +202,41 @@ def _list_skipped(found: "Survey") -> None:
         click.get_current_context().exit(1)
 
 
-def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
-    """Nothing of the user's is replaced unasked; a stale checkpoint never outlives the start of another training."""
+def _hold(out: Path) -> None:
+    """Keep other processes from training into the same folder until this command ends, however it ends."""
+    from perlclip.files import held_folder
+
+    if not click.get_current_context().with_resource(held_folder(out)):
+        raise PerlclipError(f"another process is training into {out}: choose another --out, or wait for it")
+
+
+def _check_out(out: Path, resume: bool, overwrite: bool) -> bool:
+    """Nothing of the user's is replaced unasked; a stale checkpoint never outlives the start of another training.
+
+    Whether there is nothing left to do: a job that is started again by the same command may have come to its end.
+    """
     from perlclip.adapters.folder import CARD, CONFIG, WEIGHTS
 
     interrupted = (out / CHECKPOINT).exists()
-    if resume and not interrupted:
-        raise PerlclipError(f"nothing to resume in {out}")
-    if not (resume or overwrite):
-        if interrupted:
-            raise PerlclipError(
-                f"{out} holds an interrupted training; go on with --resume or start anew with --overwrite"
-            )
-        for name in (CONFIG, WEIGHTS, CARD):
-            if (out / name).exists():
-                kind = "an adapter" if name == CONFIG else f"a file {name}"
-                raise PerlclipError(f"{out} already holds {kind}; choose another --out or pass --overwrite")
+    if overwrite or (resume and interrupted):
+        return False
+    if interrupted:
+        raise PerlclipError(f"{out} holds an interrupted training; go on with --resume or start anew with --overwrite")
+    if resume and (out / CONFIG).exists():
+        return True
+    for name in (CONFIG, WEIGHTS, CARD):
+        if (out / name).exists():
+            kind = "an adapter" if name == CONFIG else f"a file {name}"
+            raise PerlclipError(f"{out} already holds {kind}; choose another --out or pass --overwrite")
+    return False
+
+
+def _where_resumed(out: Path) -> str:
+    from perlclip.training.checkpoint import read_checkpoint
+
+    if not (out / CHECKPOINT).exists():
+        return f"no checkpoint in {out} yet: starting from the beginning"
+    return f"going on after step {len(read_checkpoint(out / CHECKPOINT).losses)} of the training in {out}"
 
 
 @contextmanager
@@ -219,7 +246,7 @@ def _resume_hint(out: Path) -> Iterator[None]:
     except (KeyboardInterrupt, PerlclipError) as error:
         kept = (out / CHECKPOINT).exists()
         where = f"; the training so far is in {out}, go on with --resume" if kept else ""
-        kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else PerlclipError
+        kind = type(error) if isinstance(error, KeyboardInterrupt) else PerlclipError
         raise kind(f"{str(error) or 'interrupted'}{where}") from error
 
 
@@ -249,5 +276,5 @@ def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path, zero_shot
                 "--recipe or fewer --epochs"
             )
     click.echo(f"trained in {seconds:.1f} s; adapter in {out}")
-    more = "".join(f" --plugin {shlex.quote(name)}" for name in plugins())
-    click.echo(f"next: perlclip predict {shlex.quote(str(out))} IMAGE…{more}")
+    more = "".join(f" --plugin {shell_word(name)}" for name in plugins())
+    click.echo(f"next: perlclip predict {shell_word(out)} IMAGE…{more}")

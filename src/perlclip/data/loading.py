@@ -124,8 +124,9 @@ def _kept(batch: tuple[Tensor, Tensor, list[tuple[int, Unreadable]]], lost: Lost
 
 
 def _start_worker(_: int) -> None:
-    """Ctrl-C reaches all processes of a terminal; it is the main one that decides when to stop, and that warns."""
+    """Ctrl-C reaches all processes of a terminal, SIGTERM those of a job; the main one decides to stop, and warns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     warnings.simplefilter("ignore")
 
 

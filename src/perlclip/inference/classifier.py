@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import count, islice
+from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -77,7 +79,8 @@ class Classifier:
     names. The vocabulary is open: names that were not trained on make the classes `novel`, which some methods answer
     differently. `thresholds` are those of adaptive thinking; `head=False` leaves out the adapter's head.
     `compile="auto"` replays small batches as CUDA graphs where there is CUDA, recorded when a size comes the second
-    time; `compile_seconds` says what that has cost. Threads may share a classifier, and classifiers a backbone.
+    time; `compile_seconds` says what that has cost. Threads may share a classifier, and classifiers a backbone; other
+    processes get it as a pickle of what it was made of.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Classifier:
         self.class_names = class_names
         self.template = template
         self.thresholds = thresholds
+        self._made_of = partial(type(self), novel=novel, thresholds=thresholds, head=head, compile=compile), trained
         self._pace = Pace()
         self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
@@ -115,6 +119,11 @@ class Classifier:
         self._compiled = Compiled(lambda pixels: [answering.logits(pixels)], method.backbone.device, compile)
         self._encoded: Tensor | None = None  # what was recorded reads these class embeddings
         self._lock = Lock()  # a graph's input and output are one place for all threads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it was made of; the backbone is loaded again by its name, budgets and graphs begin anew."""
+        make, trained = self._made_of
+        return make, (trained, self.class_names, self.template)
 
     def __repr__(self) -> str:
         named, more = ", ".join(self.class_names[:5]), ", …" * (len(self.class_names) > 5)
@@ -270,6 +279,8 @@ class Classifier:
     def _predict_batch(self, pixels: Tensor, top_k: int, plan: Plan | None) -> list[Prediction]:
         logits_BC, steps = self._answer(pixels.to(self.method.backbone.device, non_blocking=True), plan)
         values_BT, indices_BT = (tensor.tolist() for tensor in logits_BC.softmax(-1).topk(top_k))
+        if not all(isfinite(values[0]) for values in values_BT):
+            raise PerlclipError("an answer is not a number: the adapter's weights are unusable in the backbone's dtype")
         tops = [
             tuple((self.class_names[i], p) for i, p in zip(indices, values, strict=True))
             for indices, values in zip(indices_BT, values_BT, strict=True)

@@ -51,6 +51,7 @@ from perlclip.text.classes import Classes
 
 MODALITIES = {"both": ("vision", "text"), "vision": ("vision",), "text": ("text",)}
 INITS = ("normal", "torch", "zero")
+MOST_STEPS = 1000  # a typing error would think for ever
 
 
 RECIPES = {
@@ -143,7 +144,7 @@ class PerlConfig(Config):
                 raise unknown_name(f"value of {key}", str(getattr(self, key)), names)
         if self.depth is None:
             object.__setattr__(self, "depth", VARIANTS[self.variant].depth)
-        self.require(rank=(1, inf), steps=(0, inf), anchor=(0.0, inf), loss_scale=(0.001, inf))
+        self.require(rank=(1, inf), steps=(0, MOST_STEPS), anchor=(0.0, inf), loss_scale=(0.001, inf))
         if min(self.depths) < 0 or list(self.depths) != sorted(set(self.depths)):
             raise PerlclipError(f"depth must be 0 or more, several depths rising, got {self.depth}")
 

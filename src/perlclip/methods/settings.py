@@ -9,6 +9,7 @@ from perlclip.text.templates import check_template
 
 # Sentences among the settings, wherever a method has one by that name; "" stands for the data set's own.
 TEMPLATES = ("template", "reference", "tail")
+LARGEST = 10**12  # a whole number among them; what fits no memory either is said by torch
 
 
 def later(default: Any) -> Any:
@@ -36,6 +37,8 @@ class Config:
                 object.__setattr__(self, name, value)
             if not any(_fits(value, kind) for kind in kinds):
                 raise PerlclipError(f"setting {name!r} must be of type {_spoken(kinds)}, got {value!r}")
+            if isinstance(value, int) and abs(value) > LARGEST:
+                raise PerlclipError(f"setting {name!r} is out of all range: {str(value)[:20]}…")
             if name in TEMPLATES and value:
                 check_template(value)
 

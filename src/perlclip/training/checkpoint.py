@@ -1,21 +1,27 @@
-"""A training in progress as one safetensors file: parameters, optimiser state, averages, losses, position."""
+"""A training in progress as one safetensors file: parameters, optimiser state, averages, losses, position.
 
+The file carries a hash of all of it, as a damaged one would be gone on from without anybody noticing.
+"""
+
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.optim import Optimizer
 
-from perlclip.errors import PerlclipError
-from perlclip.files import write_files
+from perlclip.errors import PerlclipError, first_line
+from perlclip.files import MIB, parse_json, read_file, write_files
 from perlclip.methods.base import Method
 
 VERSION = "2"
+LARGEST = 8192 * MIB
 
 
 def save_checkpoint(
@@ -33,8 +39,9 @@ def save_checkpoint(
             tensors[f"optimizer.{name}.{key}"] = torch.as_tensor(value)
     tensors |= {f"average.{name}": average for name, average in averages.items()}
     tensors["losses"] = torch.tensor(losses, dtype=torch.float64)
-    metadata = {"perlclip_checkpoint": VERSION, "position": json.dumps(position)}
     plain = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    where = json.dumps(position)
+    metadata = {"perlclip_checkpoint": VERSION, "position": where, "sha256": _digest(plain, where)}
     write_files({path: save(plain, metadata)})
 
 
@@ -71,11 +78,26 @@ class Checkpoint:
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint file, checked to be whole and of this version."""
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        content = read_file(path, LARGEST)
+        tensors = load(content)
+        metadata = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
         if metadata.get("perlclip_checkpoint") != VERSION:
             raise PerlclipError(f"cannot resume from {path}: it is not a checkpoint of this version of perlclip")
-        return Checkpoint(path, json.loads(metadata["position"]), tensors)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise PerlclipError(f"cannot resume from {path}: {error}") from error
+        position = parse_json(metadata["position"].encode())
+        whole = metadata.get("sha256") in (None, _digest(tensors, metadata["position"]))  # 0.1.0 had no hash
+    except OSError as error:
+        raise PerlclipError(f"cannot resume from {path}: {error.strerror}") from error
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise PerlclipError(f"cannot resume from {path}: it is damaged ({first_line(error)})") from error
+    if not whole or not isinstance(position, dict) or not isinstance(position.get("settings"), dict):
+        raise PerlclipError(f"cannot resume from {path}: it is damaged (its contents do not match their hash)")
+    return Checkpoint(path, position, tensors)
+
+
+def _digest(tensors: Mapping[str, Tensor], position: str) -> str:
+    digest = hashlib.sha256(position.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

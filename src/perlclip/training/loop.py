@@ -14,7 +14,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -30,7 +30,7 @@ from perlclip.backbone.accel.cuda_graphs import Compiled
 from perlclip.data.decoding import readable
 from perlclip.data.loading import epoch_order, random_views
 from perlclip.data.sets import ImageSet
-from perlclip.errors import PerlclipError
+from perlclip.errors import PerlclipError, Terminated, first_line
 from perlclip.methods.base import ClassState, Method, config_dict
 from perlclip.methods.recipe import Recipe
 from perlclip.methods.registry import default_recipe, find_recipe
@@ -66,6 +66,13 @@ class FitResult(Adapter):
     head_seconds: float = 0.0
     threshold_seconds: float = 0.0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a pickle: of what is frozen of the classes only their names, from which it is made again."""
+        return {**vars(self), "state": self.state.classes}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        vars(self).update(kept, state=kept["method"].class_state(kept["state"]))
+
     @property
     def steps(self) -> int:
         """Batches trained on; in float16 a step whose gradients overflow is left out."""
@@ -73,7 +80,7 @@ class FitResult(Adapter):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the step in progress was finished and its checkpoint written."""
+    """Ctrl-C, after the step in progress was finished and its checkpoint written; of SIGTERM that is `Terminated`."""
 
 
 def fit(
@@ -106,8 +113,8 @@ def fit(
 
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not. A backbone in float16 trains
     with a loss scale that adapts; the method's parameters are always float32. With a `checkpoint` file the state is
-    written every half minute, on Ctrl-C and at the end, and `resume=True` goes on from it to the same result, on the
-    CPU bit by bit. The file is the caller's to remove once the result is safe elsewhere.
+    written every half minute, on Ctrl-C or SIGTERM and at the end, and `resume=True` goes on from it, if it is there,
+    to the same result, on the CPU bit by bit. The file is the caller's to remove once the result is safe elsewhere.
     """
     if resume and checkpoint is None:
         raise PerlclipError("resume needs the checkpoint file to go on from")
@@ -272,7 +279,7 @@ class _Run:
         views = random_views(self.train_set, preprocess, scale, order, device, seed=self.seed, workers=workers)
         with (
             progress_bar(title, total, show=progress, done=self.steps) as bar,
-            _interrupt_flag() as interrupted,
+            _asked_to_stop() as asked,
             closing(views) as batches,
         ):
             for (epoch, _), (pixels, labels) in zip(order, batches, strict=True):
@@ -283,11 +290,11 @@ class _Run:
                 bar(note=f"loss {self.losses[-1]:.4f}  lr {rate:.2g}" if self.losses else "")
                 if self.step == len(epochs[epoch]):
                     self.end_epoch()
-                stop = interrupted()
+                stop = asked()
                 if path and (stop or time.monotonic() - self.saved > CHECKPOINT_SECONDS):
                     self.save(path)
                 if stop:
-                    raise Interrupted(f"interrupted after step {self.steps}")
+                    raise stop(f"interrupted after step {self.steps}")
 
     def end_epoch(self) -> None:
         """What is done once per epoch."""
@@ -370,19 +377,23 @@ class _Run:
     def load(self, path: Path) -> None:
         """Take up the state of a checkpoint made with the same settings."""
         checkpoint = read_checkpoint(path)
-        theirs = checkpoint.position["settings"]
-        theirs.setdefault("precision", theirs.get("dtype"))  # 0.1.0 could train in another format than the towers'
-        for key, value in json.loads(json.dumps(self.settings | {"precision": self.settings["dtype"]})).items():
-            if theirs.get(key) != value:
-                raise PerlclipError(
-                    f"cannot resume from {path}: it was made with another {key} ({theirs.get(key)!r}, now {value!r})"
-                )
-        checkpoint.restore(self.method, self.optimizer, self.averages)
-        self.scaler.load_state_dict(checkpoint.position["scaler"])
-        self.losses = checkpoint.losses
-        self.epoch, self.step = checkpoint.position["epoch"], checkpoint.position["step"]
-        if self.step == len(self._order(self.epoch)):  # as 0.1.0 left it
-            self.end_epoch()
+        position = checkpoint.position
+        ours = json.loads(json.dumps(self.settings))
+        theirs = {key: position["settings"].get(key) for key in ours}
+        precision = position["settings"].get("precision", theirs["dtype"])
+        if precision != theirs["dtype"]:  # 0.1.0 could train in another format than the towers'
+            theirs["dtype"] = f"{precision} on {theirs['dtype']}"
+        if differences := list(_differences(theirs, ours)):
+            raise PerlclipError(f"cannot resume from {path}: it was made with {', '.join(differences)}")
+        try:
+            checkpoint.restore(self.method, self.optimizer, self.averages)
+            self.scaler.load_state_dict(position["scaler"])
+            self.losses = checkpoint.losses
+            self.epoch, self.step = position["epoch"], position["step"]
+            if self.step == len(self._order(self.epoch)):  # as 0.1.0 left it
+                self.end_epoch()
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise PerlclipError(f"cannot resume from {path}: it is damaged ({first_line(error)})") from error
 
     def _order(self, epoch: int) -> list[list[int]]:
         return epoch_order(
@@ -418,21 +429,40 @@ def _resolve(method: Method, recipe: str | Recipe | None, dataset: str) -> tuple
     return name, found
 
 
+_SPOKEN = {"data": "other training images", "images": "another number of them", "backbone": "another backbone"}
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The settings that are not the same, a few words for each."""
+    for key in dict.fromkeys((*ours, *theirs)):
+        then, now = theirs.get(key), ours.get(key)
+        if isinstance(then, Mapping) and isinstance(now, Mapping):
+            yield from _differences(then, now, f"{prefix}{key} ")
+        elif then != now:
+            yield _SPOKEN.get(key, f"another {prefix}{key} ({then!r}, now {now!r})")
+
+
+_SIGNALS: dict[int, type[KeyboardInterrupt]] = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
+
+
 @contextmanager
-def _interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks for a stop after the current step; a second one stops at once."""
+def _asked_to_stop() -> Iterator[Callable[[], type[KeyboardInterrupt] | None]]:
+    """Ctrl-C or SIGTERM asks for a stop after the current step, raised as this; a second one stops at once."""
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: None
         return
-    asked = threading.Event()
+    asked: list[type[KeyboardInterrupt]] = []
 
-    def ask(*_: object) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
+    def ask(number: int, _: object) -> None:
+        if asked:
+            raise Terminated("terminated") if number == signal.SIGTERM else KeyboardInterrupt
+        asked.append(_SIGNALS[number])
 
-    previous = signal.signal(signal.SIGINT, ask)
+    previous = {number: signal.signal(number, ask) for number in _SIGNALS}
     try:
-        yield asked.is_set
+        yield lambda: asked[0] if asked else None
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if asked:  # after the last step, while loading processes were ended
+        raise asked[0]("interrupted")

@@ -5,14 +5,13 @@ The analysis writes `settings.json` and the figures, the report reads them, and 
 
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from perlclip.errors import PerlclipError
+from perlclip.errors import PerlclipError, shell_word
 from perlclip.viz.drawing import Drawing
 from perlclip.viz.markup import MISSING, aligned, markdown_text
 
@@ -108,7 +107,7 @@ def read_dynamics(folder: Path) -> tuple[Dynamics, list[Drawing]]:
     path = folder / FILE
     if not path.is_file():
         raise PerlclipError(f"{folder} holds no analysis of a store: there is no {FILE} of `perlclip analyze STORE`")
-    again = f"`perlclip analyze STORE --out {shlex.quote(str(folder))}` writes it again"
+    again = f"`perlclip analyze STORE --out {shell_word(folder)}` writes it again"
     try:
         found = Dynamics(**json.loads(path.read_bytes()))
         found.check()

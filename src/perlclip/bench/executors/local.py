@@ -18,7 +18,7 @@ import torch
 
 from perlclip.bench.machines import STOP_SECONDS, Machines, Outcomes, Unit, cuda_cards, settle, work
 from perlclip.bench.store import Record, Run, Store
-from perlclip.errors import PerlclipError
+from perlclip.errors import PerlclipError, Terminated
 
 
 def execute(todo: Sequence[Unit], store: Store, machines: Machines) -> Outcomes:
@@ -81,6 +81,8 @@ class _Slot:
             code = self.process.exitcode or 0 if self.process else 0
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             return settle(run, self.store, self.machines, PerlclipError(f"its process died ({how})"))
+        except Terminated:  # somebody ended this one alone
+            return settle(run, self.store, self.machines, PerlclipError("its process was ended (signal SIGTERM)"))
         except Exception as error:
             return settle(run, self.store, self.machines, error)
 
@@ -149,14 +151,20 @@ def _end_with_parent() -> None:
 
 
 def _work(run: Run, store: Store, machines: Machines, threads: int) -> Record:
-    """In the process. Ctrl-C counts while a run is done; between two there is nothing to stop."""
+    """In the process. Ctrl-C and SIGTERM count while a run is done; between two there is nothing to stop."""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminate)
         if sys.platform != "win32":
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return work(run, store, machines, threads)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated("terminated")
 
 
 def _devices(device: str, jobs: int) -> list[str]:
