@@ -218,7 +218,7 @@ def test_maps_say_what_scaling_a_patch_changes(backbone, config):
     side = size // backbone.vision.embed.patch.shape[-1]
     assert found.maps_KBMGG.shape == (4, 2, 2, side, side)
     rows = torch.cat([found.cls_KBM[..., None], found.maps_KBMGG.flatten(3)], -1)
-    depth, vision = method.config.depths[0], backbone.vision
+    depth, vision = method.config.depths("vision")[0], backbone.vision
     module = vision.blocks[depth - 1] if depth else vision.embed
     for n in (0, 1, 6):
         ends = []

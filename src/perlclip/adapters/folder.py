@@ -112,6 +112,7 @@ def save_adapter(
         "class_names": list(adapter.class_names),
         "templates": [adapter.template],
         "sentence": method.sentence(adapter.template),
+        **({} if method.as_written else {"plain_names": True}),
         "training": dict(adapter.training),
         "metrics": dict(adapter.metrics),
         **({"adaptive": adapter.thresholds.as_json()} if adapter.thresholds else {}),
@@ -155,6 +156,7 @@ def load_adapter(
             f"({info['backbone_fingerprint'][:12]}); it does not fit {backbone.name!r} ({backbone.fingerprint[:12]})"
         )
     method = create_method(info["method"], backbone, **info["config"])
+    method.as_written = not info.get("plain_names")
     class_names = tuple(info["class_names"])
     head = _read_head(class_names, info, tensors, backbone.embed_dim, folder) if "head" in info else None
     own = {name: tensor for name, tensor in tensors.items() if head is None or name not in head.tensors()}

@@ -219,7 +219,8 @@ class Benchmark:
         training: dict[str, Any] = {} if recipe == UNTRAINED else {"recipe": recipe, "shots": shots, "seed": seed}
         backbone = self.backbone or sets.backbone
         head = bool(training) and self.head and not method_class(method).head_alone
-        usual = find_recipe(method, recipe, backbone, known_dataset(sets.name, dataset))[1] if training else {}
+        where = (backbone, known_dataset(sets.name, dataset), shots)
+        usual = find_recipe(method, recipe, *where)[1] if training else {}
         return Run(
             protocol=protocol, suite=sets.name, dataset=dataset, method=method,
             settings=_telling(method, settings, usual), backbone=backbone, precision=self.dtype, head=head, **training,
