@@ -95,7 +95,8 @@ TOGETHER = {"all": ("base-to-novel", "cross-dataset", "domain-shift")}
 ABLATED = "perl"
 ABLATIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "ablation-modality": ("modalities", ("both", "text", "vision")),
-    "ablation-depth": ("depth", (6, 7, 8, 9, 10, 11)),
+    "ablation-depth": ("vision_depth", (5, 6, 7, 8, 9, 10, 11)),  # the paper moves the visual encoder's alone
+    "ablation-depth-both": ("depth", (5, 6, 7, 8, 9, 10, 11)),
     "ablation-steps": ("steps", (0, 1, 2, 3, 4, 5, 6, 7, 8)),
     "ablation-variant": ("variant", ("shared", "early", "deep", "step", "layer", "layerstep")),
     "ablation-anchor": ("anchor", (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perlclip.files import write_files
 from perlclip.report.collect import Chapter, Collected, chapters, collect, name_of
-from perlclip.report.formats import comma_separated, latex, markdown, plain_latex, runs_csv
+from perlclip.report.formats import comma_separated, latex, latex_of_the_paper, markdown, plain_latex, runs_csv
 from perlclip.report.paper import slips
 from perlclip.report.plots import drawings
 from perlclip.report.sections import Section, section
@@ -39,6 +39,8 @@ def write_report(folders: Sequence[Path], out: Path, *, analysis: Sequence[Path]
         for table in one.tables:
             contents[out / "tables" / f"{table.name}.csv"] = comma_separated(table)
             contents[out / "tables" / f"{table.name}.tex"] = latex(table)
+        if one.layout:
+            contents[out / "latex" / f"{one.layout.name}.tex"] = latex_of_the_paper(one.layout)
     for chapter in analyses:
         name, numbers = chapter.name, chapter.found
         contents[out / "tables" / f"{name}.csv"] = csv_text(LONG, numbers.long())
