@@ -76,6 +76,7 @@ def _line(record: Record) -> dict[str, Any]:
 _ESCAPES = str.maketrans(
     {
         "±": r"$\pm$", "−": "$-$", "×": r"$\times$", "†": r"$\dagger$", "–": "--", "Δ": r"$\Delta$", "λ": r"$\lambda$",
+        "→": r"$\to$",
         "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
         **{c: f"\\{c}" for c in "&%$#_{}"},
     }

@@ -14,7 +14,7 @@ from perlclip.report.plots import drawings
 from perlclip.report.sections import Section, section
 from perlclip.report.tables import OUTSIDE
 from perlclip.viz.drawing import Drawing
-from perlclip.viz.dynamics import LONG
+from perlclip.viz.dynamics import LONG, LONG_DRIFT
 from perlclip.viz.markup import MISSING, aligned, csv_text
 from perlclip.viz.pages import page
 
@@ -47,6 +47,12 @@ def write_report(folders: Sequence[Path], out: Path, *, analysis: Sequence[Path]
         contents[out / "tables" / f"{name}.tex"] = plain_latex(
             name, f"{chapter.title}. {numbers.note}", numbers.head, numbers.rows
         )
+        if numbers.drift:
+            caption = f"{chapter.title}: median drift KL(p0 || pk) in nats by transition. {numbers.note}"
+            contents[out / "tables" / f"{name}-drift.csv"] = csv_text(LONG_DRIFT, numbers.long_drift())
+            contents[out / "tables" / f"{name}-drift.tex"] = plain_latex(
+                f"{name}-drift", caption, numbers.drift_head, numbers.drift_rows
+            )
     for drawing in chain(*(figures for _, figures in parts), *(chapter.drawings for chapter in analyses)):
         contents |= drawing.files(out / "figures")
     contents[out / "runs.csv"] = runs_csv(found.complete)
