@@ -46,7 +46,7 @@ RULES = (
     *(Rule(recipes=TRAINED_ON, dataset=name, settings={"reference": text}) for name, text in _REFERENCES.items()),
     *(Rule(recipes=TRAINED_ON, dataset=name, settings={"tail": text}) for name, text in _TAILS.items()),
     Rule(dataset="imagenet", settings={"by_target": True}),
-    # Their yaml says 50 epochs, but train.py sets 25 for these two after reading it, cosine and all, and the scripts
+    # Their yaml says 50 epochs, but their train.py sets 25 for these two after reading it, cosine and all, and scripts
     # then load epoch 25: so 25 it is.
     *(
         Rule(recipes=("original", "original-few-shot"), dataset=dataset, changes={"epochs": 25})
