@@ -3,12 +3,16 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test results lint types unit clean
 
 demo: $(DONE)
 	$(BIN)/perlclip demo
 
 test: lint types unit
+
+# Everything the documents show of the toybox; stopped, it goes on. make results ARGS="--jobs 16 --device cuda"
+results: $(DONE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.results $(ARGS)
 
 lint: $(DONE)
 	$(BIN)/ruff check .

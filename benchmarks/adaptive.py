@@ -91,11 +91,14 @@ def really(method: Perl, images: ImageSet, policy: Policy, *, novel: bool) -> tu
     return torch.cat(steps), seconds
 
 
-def runs_of(store: Path, workspace: Workspace, seeds: Sequence[int] = ()) -> Iterator[tuple[Run, Record, Perl]]:
-    """The base-to-novel runs of PERL in a store, with what they have trained."""
+def runs_of(
+    store: Path, workspace: Workspace, seeds: Sequence[int] = (), recipe: str = ""
+) -> Iterator[tuple[Run, Record, Perl]]:
+    """The base-to-novel runs of PERL in a store, with what they have trained; by one recipe, without ablations."""
     for record in Store(store).records().complete:
         run = Run(**{**record["run"], "settings": tuple(record["run"]["settings"].items())})
-        if (run.method, run.protocol) == ("perl", "base-to-novel") and (not seeds or run.seed in seeds):
+        wanted = not recipe or (run.recipe == recipe and not run.settings and not run.head)
+        if (run.method, run.protocol) == ("perl", "base-to-novel") and wanted and (not seeds or run.seed in seeds):
             method = load_adapter(Store(store).home(run), backbone=workspace.backbone(run)).method
             assert isinstance(method, Perl)
             yield run, record, method
@@ -187,12 +190,13 @@ def main() -> None:
     parser.add_argument("store", type=Path)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--seeds", type=int, nargs="*", help="only these")
+    parser.add_argument("--recipe", default="", help="only runs by this one, with no setting changed")
     given = parser.parse_args()
     workspace = Workspace()
     rows: list[Row] = []
     points: list[Row] = []
     steps, timed = set(), set()
-    for run, record, method in runs_of(given.store, workspace, given.seeds or ()):
+    for run, record, method in runs_of(given.store, workspace, given.seeds or (), given.recipe):
         steps.add(method.config.steps)
         for row, curve in measure(run, record, method, workspace, real=run.dataset not in timed):
             rows.append(row)

@@ -109,7 +109,7 @@ class Stack:
         self.backbone, self.members, self.shots = backbone, members, shots
         self.perl = perlclip.create_method("perl", backbone)
         assert isinstance(self.perl, Perl)
-        self.steps, self.depth = self.perl.config.steps, self.perl.config.depths[0]
+        self.steps, self.depth = self.perl.config.steps, self.perl.config.depths("vision")[0]
         self.projectors = {side: StackedProjector(members, backbone, side) for side in SIDES}
         self.named = {(side, n): p for side in SIDES for n, p in self.projectors[side].parameters.items()}
         self.masks = {(side, n): p for side in SIDES for n, p in self.projectors[side].masks.items()}

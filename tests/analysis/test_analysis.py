@@ -29,6 +29,7 @@ from perlclip.analysis.trajectories import (
     log_norms,
     logit_steps,
     measure,
+    t95,
     text_steps,
 )
 from perlclip.backbone.tower import Rows
@@ -219,7 +220,7 @@ def test_maps_say_what_scaling_a_patch_changes(backbone, config):
     side = size // backbone.vision.embed.patch.shape[-1]
     assert found.maps_KBMGG.shape == (4, 2, 2, side, side)
     rows = torch.cat([found.cls_KBM[..., None], found.maps_KBMGG.flatten(3)], -1)
-    depth, vision = method.config.depths[0], backbone.vision
+    depth, vision = method.config.depths("vision")[0], backbone.vision
     module = vision.blocks[depth - 1] if depth else vision.embed
     for n in (0, 1, 6):
         ends = []
@@ -399,6 +400,19 @@ def test_the_number_of_images_can_be_limited(adapter_folder, tree, tmp_path):
     assert "9 of 24 images" in (tmp_path / "index.html").read_text()
 
 
+def test_explain_takes_a_set_of_a_suite(tiny, tmp_path):
+    method = perlclip.create_method("perl", tiny, steps=1)
+    perlclip.save_adapter(method, tmp_path / "adapter", class_names=["circle"], template="a photo of a {}.")
+    words = ["explain", str(tmp_path / "adapter"), "toybox:tiny_toys/novel", "--max-images", "2", "--device", "cpu"]
+    result = run(*words, "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    told = re.findall(r"^tiny_toys \d+ \((.+), (\w+)→(\w+)\)\t(.+) → (.+)$", result.output, re.M)
+    assert len(told) == 2 == len(list((tmp_path / "out").glob("*.png")))
+    for label, first, last, *answers in told:
+        assert [first, last] == ["correct" if answer == label else "wrong" for answer in answers]
+    assert "name it with --data ROOT" in run(*words[:2], "coop:dtd", *words[3:], "--out", str(tmp_path / "x")).output
+
+
 def test_explain_draws_every_image(adapter_folder, tree, tmp_path):
     image = str(tree / "red" / "0.png")
     words = ["explain", str(adapter_folder), image, str(tree / "blue" / "0.png"), "--device", "cpu"]
@@ -478,14 +492,23 @@ def test_a_store_gives_curves_per_set_and_averaged(tiny, tmp_path):
     with (tmp_path / "out" / "settings.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["dataset"] for row in rows} == {"mean", "noisy_shapes", "tiny_toys"}
-    assert len(rows) == 2 * 3 * 5 * 2  # settings x (mean + sets) x metrics x steps
+    assert len(rows) == 3 * 3 * 5 * 2  # settings x (mean + sets) x metrics x steps
+    numbers = {(r["setting"], r["dataset"], r["metric"], r["step"]): float(r["mean"]) for r in rows}
+    halves = [numbers[f"base-to-novel: {half}", "tiny_toys", "jacobian", "1"] for half in ("base", "novel")]
+    assert numbers["base-to-novel", "tiny_toys", "jacobian", "1"] == pytest.approx(sum(halves) / 2, rel=1e-4)
     jacobian = {r["dataset"]: float(r["mean"]) for r in rows if (r["metric"], r["step"]) == ("jacobian", "1")}
     assert jacobian["mean"] == pytest.approx((jacobian["noisy_shapes"] + jacobian["tiny_toys"]) / 2, rel=1e-4)
     report = ["report", str(tmp_path / "bench"), "--analysis", str(tmp_path / "out"), "--out", str(tmp_path / "report")]
     assert run(*report).exit_code == 0
     section = (tmp_path / "out" / "section.md").read_text()
     taken = section.replace("](", "](figures/dynamics-")
-    assert section.startswith("## Dynamics of iterative reasoning\n") and section.count("![") == 3
+    assert section.startswith("## Dynamics of iterative reasoning\n") and section.count("![") == 4
+    with (tmp_path / "report" / "tables" / "dynamics-drift.csv").open() as file:
+        drifts = list(csv.DictReader(file))
+    assert {row["setting"] for row in drifts} == {"base-to-novel", "base-to-novel: base", "base-to-novel: novel"}
+    counts = {(row["setting"], row["transition"]): int(row["images"]) for row in drifts}
+    assert sum(n for (setting, _), n in counts.items() if setting == "base-to-novel") == 2 * 2 * 2 * 6
+    assert "| median KL, k = 1 |" in section and "drift.png" in section
     assert (tmp_path / "report" / "report.md").read_text().endswith(taken)
     for name in re.findall(r"\]\((.*)\)", section):
         kept = tmp_path / "report" / "figures" / f"dynamics-{name}"
@@ -506,6 +529,21 @@ def test_transfer_leaves_the_source_out_and_takes_the_adapter_of_another_run(tin
     averages = analyze_store(store.folder, tmp_path / "out", images=4)
     assert list(averages) == ["cross-dataset", "domain shift"]
     assert averages["domain shift"]["accuracy"].mean == [50.0, 61.0]
+
+
+def test_only_one_recipe_of_a_store(tiny, tmp_path):
+    store = Store(tmp_path / "runs")
+    stored(store, tiny, "tiny_toys", 1)
+    with pytest.raises(perlclip.PerlclipError, match=r"no complete run of perl .* by recipe 'strong' alone"):
+        analyze_store(store.folder, tmp_path / "out", recipe="strong")
+    assert "base-to-novel" in analyze_store(store.folder, tmp_path / "out", images=2, recipe="fast")
+
+
+def test_bands_of_few_values_are_students():
+    """Of four values t is 3.182, where a normal variable's is 1.96."""
+    curve = Curve.of_means(np.array([[1.0, 2.0, 3.0, 4.0]]))
+    assert curve.high[0] - curve.mean[0] == pytest.approx(3.182 * np.std([1, 2, 3, 4], ddof=1) / 2, rel=1e-4)
+    assert [t95(n) for n in (30, 31, 100, 10**6)] == pytest.approx([2.042, 2.0395, 1.984, 1.96], abs=4e-3)
 
 
 def test_a_store_without_perl_is_refused(tmp_path, tiny):

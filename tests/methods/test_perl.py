@@ -9,6 +9,7 @@ from transformers import CLIPModel
 import perlclip
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.methods.perl import Perl
+from perlclip.methods.settings import parse_setting
 from perlclip.reference.perl import PlainPerl, PlainPerlVariants
 from tests.common import CLOSE, loud, random_pixels
 
@@ -158,6 +159,8 @@ VARIANTS = [
     dict(variant="layer", depth=[5, 6, 9], steps=2),
     dict(variant="layerstep", depth=[0, 4], steps=3),
     dict(variant="layerstep", depth=[9], modalities="vision"),
+    dict(vision_depth=9, text_depth=2),
+    dict(variant="layer", depth=[5, 6, 9], vision_depth=[3, 8], steps=2),
 ]
 
 
@@ -174,6 +177,20 @@ def test_variants_equal_the_plain_form(any_backbone, settings):
     for got, want in zip(*(torch.autograd.grad(loss, parameters) for loss in (ours, theirs)), strict=True):
         assert (got - want).abs().max() <= max(1e-5, 1e-3 * want.abs().max())
         assert want.abs().max() > 0
+
+
+def test_a_towers_own_depth_is_kept_in_files_and_read_from_words(backbone, tmp_path):
+    config = Perl.config_class
+    assert parse_setting(config, "vision_depth", "9") == 9 and parse_setting(config, "text_depth", "3,7") == (3, 7)
+    assert config(vision_depth=7) == config() and "vision_depth" not in config(text_depth=3).as_dict()
+    method = loud(perlclip.create_method("perl", backbone, vision_depth=9, text_depth=(3, 7)))
+    perlclip.save_adapter(method, tmp_path, class_names=PROMPTS, template="{}")
+    again = perlclip.load_adapter(tmp_path, backbone=backbone).method
+    assert again.config == method.config and again.config.depths("text") == (3, 7)
+    pixels = random_pixels(backbone)
+    with torch.no_grad():
+        logits = [one.logits(pixels, one.class_state(PROMPTS)) for one in (method, again)]
+    assert torch.equal(*logits)
 
 
 def test_a_variant_brings_its_own_depth(backbone):
@@ -201,6 +218,8 @@ def test_projector_is_equation_one(backbone):
         (dict(rank=0), "rank must be at least 1"),
         (dict(steps=-1), "steps must be at least 0"),
         (dict(depth=12), "depth must be below the tower's 12 blocks"),
+        (dict(vision_depth=12), "depth must be below the tower's 12 blocks"),
+        (dict(text_depth=[7, 3]), "text_depth must be 0 or more, several depths rising"),
         (dict(modalities="txt"), "did you mean 'text'"),
         (dict(anchor=float("nan")), "anchor must be at least 0.0"),
         (dict(ranks=2), "did you mean 'rank'"),

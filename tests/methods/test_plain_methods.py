@@ -20,11 +20,12 @@ SETTINGS = {
     "kgcoop": [dict(weight=3.0)],
     "provp": [dict(tokens=3), dict(alpha=0.4, weight=0.0), dict(alpha=1.0)],
     "tcp": [{}, dict(layer=0), dict(layer=9, tokens=2)],
-    "maple": [{}, dict(depth=1), dict(depth=10, tokens=3)],
+    "maple": [{}, dict(depth=1), dict(depth=10, tokens=3), dict(tokens=6)],
     "promptsrc": [
         dict(templates=("a {}.", "many {} here.")),
         dict(depth=10, templates=("a {}.",)),
         dict(depth=1, templates=("{}",)),
+        dict(tokens=5, templates=("a {}.",)),
     ],
     "mma": [{}, dict(start=9, rank=3, scale=0.1)],
     "mmrl": [{}, dict(start=9, tokens=2, dim=16), dict(start=0, alpha=0.2)],

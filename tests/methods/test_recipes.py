@@ -10,7 +10,8 @@ import torch
 import perlclip
 from perlclip import Recipe
 from perlclip.methods.registry import default_recipe, find_recipe, method_class
-from perlclip.training.loop import Interrupted
+from perlclip.text.classes import Classes
+from perlclip.training.loop import Interrupted, _resolve
 from perlclip.training.optimizer import build_optimizer
 from tests.training.test_train import same, train_set, weights  # noqa: F401 (a fixture)
 
@@ -47,6 +48,49 @@ def test_the_last_rate_is_not_zero(method, name):
     chosen = recipe(method, name)
     assert chosen.rate(0) == 1e-5 and chosen.rate(1) == chosen.lr
     assert chosen.rate(chosen.epochs - 1) == pytest.approx(LAST[method, name], rel=2e-3)
+
+
+def test_few_shots_have_the_authors_epochs():
+    name, shots = "original-few-shot", (1, 2, 4, 8, 16)
+    for method in ("coop", "provp"):
+        assert [recipe(method, name, shots=n).epochs for n in shots] == [50, 100, 100, 200, 200]
+        assert recipe(method, name).epochs == 200
+    assert [recipe("coop", name, dataset="imagenet", shots=n).epochs for n in shots] == [50] * 5
+    weights = [find_recipe("provp", name, shots=n)[1].get("weight", 1.0) for n in shots]
+    assert weights == [0, 0, 0, 1, 1]
+    assert recipe("provp", "original", shots=1).epochs == 100
+
+
+def test_fit_trains_by_the_number_of_shots(train_set):  # noqa: F811
+    tiny = perlclip.load_backbone("tiny")
+    few = replace(train_set, shots=2)
+    made = perlclip.create_method("provp", tiny, recipe="original-few-shot")
+    with pytest.raises(perlclip.PerlclipError, match="shots=2 goes with a recipe"):
+        perlclip.create_method("provp", tiny, shots=2)
+    name, found = _resolve(made, None, "", few.shots)
+    assert (name, found.epochs, made.config.weight, made.config.tokens) == ("original-few-shot", 100, 0.0, 50)
+    assert perlclip.create_method("provp", tiny, recipe="original-few-shot", shots=2).config == made.config
+
+
+def test_on_other_sets_tcp_and_provp_say_what_their_authors_say_there(tiny):
+    """Trained on ImageNet, tested on DTD: its texts; a set that is none of the fifteen has its own template."""
+    dtd = Classes(("banded", "dotted"), "{} texture.", dataset="dtd")
+    cars = replace(dtd, template="a photo of a {}.", dataset="stanford_cars")
+    own = {"recipe": "original", "dataset": "imagenet"}
+    provp = perlclip.create_method("provp", tiny, **own)
+    tcp = perlclip.create_method("tcp", tiny, **own | {"recipe": "original-cross"})
+
+    def text(template, classes=dtd):
+        return tiny.encode_text(classes.prompts(template))
+
+    with torch.no_grad():
+        assert torch.equal(provp.class_state(dtd).t_CE, text("a texture of {}."))
+        assert torch.equal(provp.class_state(replace(dtd, dataset="")).t_CE, text("{} texture."))
+        assert torch.equal(perlclip.create_method("provp", tiny).class_state(dtd).t_CE, text("{} texture."))
+        state = tcp.class_state(dtd)
+        torch.testing.assert_close(state.t0_CE, text("a photo of a {}, a type of texture."))
+        told = perlclip.create_method("tcp", tiny, tail="{}, a type of car")
+        assert torch.equal(tcp.encode_text(tcp.class_state(cars)), told.encode_text(told.class_state(cars)))
 
 
 def test_imagenet_runs_of_mmrl_have_five_epochs():

@@ -79,7 +79,9 @@ def test_a_depth_that_is_given_counts(backbone):
     depths = {}
     for variant in ("shared", "early", "deep", "layer"):
         usual, given = ({"variant": variant}, {"variant": variant, "depth": 7})
-        depths[variant] = [perlclip.create_method("perl", backbone, **c).config.depths for c in (usual, given)]
+        depths[variant] = [
+            perlclip.create_method("perl", backbone, **c).config.depths("vision") for c in (usual, given)
+        ]
     assert depths == {
         "shared": [(7,), (7,)],
         "early": [(0,), (7,)],

@@ -17,8 +17,8 @@ import perlclip
 from perlclip.bench.store import Store, failed_record
 from perlclip.errors import PerlclipError
 from perlclip.report.collect import Collected, collect
-from perlclip.report.formats import escaped
-from perlclip.report.paper import published, value
+from perlclip.report.formats import escaped, latex, markdown
+from perlclip.report.paper import METHODS, NAMES, published, ratio, value
 from perlclip.report.plots import looks, parameters_figure, shots_figure
 from perlclip.report.sections import Section, section
 from perlclip.report.statistics import DRAWS, draws
@@ -101,14 +101,17 @@ def test_numbers_are_printed_to_be_read():
     def shown(value: float, kind: str) -> str:
         return number(Cell(value), Column("", kind))
 
-    assert [shown(v, "ratio") for v in (817.4, 0.327, 1, 5.52, 0, 12345)] == [
-        "820×",
-        "0.33×",
-        "1×",
-        "5.5×",
-        "0×",
-        "12,000×",
-    ]
+    ratios = {
+        817.4: "817×",
+        101.1: "101×",
+        0.327: "0.33×",
+        1: "1×",
+        5.52: "5.5×",
+        9.7: "10×",
+        0: "0×",
+        12345: "12,345×",
+    }
+    assert {v: shown(v, "ratio") for v in ratios} == ratios
     assert [shown(v, "difference") for v in (1.234, -0.5, -0.001)] == ["+1.23", "−0.50", "0.00"]
     assert shown(4992256, "count") == "4,992,256" and number(Cell(15.0, span=(10, 20)), Column("", "count")) == "10–20"
     assert number(Cell(), Column("")) == "–"
@@ -126,6 +129,14 @@ def test_best_and_second_best_are_marked_and_what_reads_the_same_is_marked_the_s
     assert table.marks() == {
         (0, 0): "best", (1, 0): "best", (2, 0): "second", (4, 0): "second", (0, 1): "best", (4, 1): "second",
     }  # fmt: skip
+
+
+def test_of_numbers_that_are_all_the_same_or_alone_none_is_best(store):
+    row = sections(store)[0].summary.lines[0].row
+    same = [Line(row, str(i), (1,), (Cell(70.0),)) for i in range(3)]
+    for lines in (same, same[:1]):
+        table = Table("x", "", "Same.", "", (Column("a"),), tuple(lines))
+        assert table.marks() == {} and "bold" not in latex(table)
 
 
 # ---- what stands in one table ----
@@ -484,7 +495,9 @@ def out(real, store, tmp_path) -> Path:
 
 def test_all_files_are_there(out):
     toy = "base-to-novel-toybox-tiny-float32-16shot"
-    assert {path.name for path in out.iterdir()} == {"report.md", "index.html", "runs.csv", "tables", "figures"}
+    assert {path.name for path in out.iterdir()} == {
+        "report.md", "index.html", "runs.csv", "tables", "figures", "latex",
+    }  # fmt: skip
     figures = {path.name for path in (out / "figures").iterdir()}
     for stem in (f"{toy}-parameters", f"{toy}-ablation-steps-fast", "few-shot-toybox-tiny-float32-shots"):
         assert {f"{stem}.png", f"{stem}.svg"} <= figures
@@ -522,6 +535,11 @@ def unescaped(text: str) -> str:
     return text.strip()
 
 
+def as_printed(cell: str) -> str:
+    word, *rest = cell.split(" ", 1)
+    return " ".join([NAMES.get(word, word), *rest])
+
+
 class Rows(HTMLParser):
     """Tables of a page, and whether its tags are balanced."""
 
@@ -555,6 +573,8 @@ def test_markdown_latex_html_and_csv_show_the_same_numbers(out):
     page = Rows()
     page.feed((out / "index.html").read_text())
     in_page = {json.dumps(table) for table in page.tables}
+    # LaTeX has methods and sets by their published names.
+    printed = {json.dumps([[as_printed(cell) for cell in row] for row in table]) for table in page.tables}
     in_text = {
         json.dumps([[plain(cell) for cell in row] for row in [table[0], *table[2:]]])
         for table in markdown_tables((out / "report.md").read_text())
@@ -570,13 +590,14 @@ def test_markdown_latex_html_and_csv_show_the_same_numbers(out):
             for block in path.read_text().split(r"\begin{tabular}")[1:]
         ]
         joined = [[row[0] for row in blocks[0]], *(c for block in blocks for c in list(zip(*block, strict=True))[1:])]
-        assert json.dumps([list(row) for row in zip(*joined, strict=True)]) in in_page
+        assert json.dumps([list(row) for row in zip(*joined, strict=True)]) in printed
         if path.stem == "dynamics":
             continue  # its CSV has every number, a line each
         rows = list(csv.DictReader(path.with_suffix(".csv").open()))
-        assert [row["label"] for row in rows] == joined[0][1:]
+        assert [as_printed(row["label"]) for row in rows] == joined[0][1:]
+        ours = {shown: name for name, shown in NAMES.items()}
         for column in joined[1:]:
-            name = column[0].replace("×", "times").replace("Δ", "delta").replace(" ", "_")
+            name = ours.get(column[0], column[0]).replace("×", "times").replace("Δ", "delta").replace(" ", "_")
             for row, text in zip(rows, column[1:], strict=True):
                 shown = re.match(r"([+−]?[\d,.]+)×?(?: ± ([\d.]+))?", text)
                 assert (row[name] == "") == (shown is None)
@@ -604,6 +625,64 @@ def test_latex_is_balanced_escaped_and_as_wide_as_it_says(out):
         assert not re.search(r"(?<!\\)[%#]", source)
         assert not re.search(r"(?<!\\)_", re.sub(r"\\label{[^}]*}", "", source))
     assert escaped("50 % of a_b & {c} \\ − ±") == r"50 \% of a\_b \& \{c\} \textbackslash{} $-$ $\pm$"
+
+
+def test_latex_as_the_paper_lays_it_out(out):
+    real, toy = (out / "latex" / f"base-to-novel-{name}-float32-16shot-paper.tex" for name in (
+        "coop-clip-vit-base-patch16", "toybox-tiny",
+    ))  # fmt: skip
+    head, *lines = [line for line in real.read_text().splitlines() if line.endswith(r"\\")]
+    words = head.removesuffix(r" \\").split(" & ")
+    assert words[:3] == ["Method", r"\#Params", r"$\times$PERL"] and words[-1] == r"$\Delta$HM"
+    named = re.findall(r"rotatebox\{90\}\{([^}]*)\}", head)
+    assert named == [NAMES[name] for name in SETS[:11]] and words[-4:-1] == ["Base", "Novel", "HM"]
+    assert [line.split(" & ")[0] for line in lines] == ["CoOp", "PERL"]
+    assert lines[0].split(" & ")[3] == r"\underline{30.00}" and lines[1].endswith(r"& -- \\")
+    body = toy.read_text()
+    assert body.count(r"\midrule") == 3 and "CLIP & " in body, "zero-shot, methods, PERL"
+    assert body.isascii() and "$\\pm$" not in body
+
+
+def test_variants_have_the_papers_columns(store):
+    for seed in (1, 2):
+        for name in ("early", "layerstep"):
+            one = identity("base-to-novel", "a", "perl", seed, settings=(("variant", name),))
+            put(store, one, {"base": 60, "novel": 60})
+    ((_, table),) = sections(store)[0].ablations
+    titles = [column.title for column in table.columns]
+    assert titles[:6] == ["parameters", "J", "skip early", "multi-depth", "layer-specific", "step-specific"]
+    words = {line.label: [cell.word for cell in line.cells[1:6]] for line in table.lines}
+    assert words == {
+        "shared (default)": ["7", "yes", "no", "no", "no"],
+        "early": ["0", "no", "no", "no", "no"],
+        "layerstep": ["7,9,11", "yes", "yes", "yes", "yes"],
+    }
+    assert "| 7,9,11 | yes" in markdown(table) and "layerstep" in latex(table)
+
+
+def test_the_ratio_to_perl_stands_beside_the_papers(real):
+    (only,) = sections(real)
+    coop = dict(zip([c.title for c in only.summary.columns], only.summary.texts()[0][1], strict=True))["× PERL"]
+    assert coop.beside == ["(0.33×)"]
+    printed = {m: ratio(value("base-to-novel", "fast", m, "average", "parameters")).printed for m in METHODS[1:]}
+    assert [printed[m] for m in ("mmrl", "maple", "mmrl++", "mma", "tcp", "provp", "promptsrc", "cocoop", "perl")] == [
+        "817", "583", "136", "113", "55", "25", "8", "6", "1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("away", "outside"), [(0.1, False), (-0.3, True)])
+def test_what_is_not_trained_is_judged_without_a_spread(real, away, outside):
+    for dataset in SETS[:11]:
+        one = identity("base-to-novel", dataset, "zero-shot", suite="coop", backbone=CLIP)
+        known = [value("base-to-novel", "fast", "zero-shot", dataset, half) for half in ("base", "novel")]
+        put(real, one, {half: round(one.value) for half, one in zip(("base", "novel"), known, strict=True)})
+    (only,) = sections(real)
+    assert any(cell.outside for cell in cells(only.sets[1], "zero-shot").values())
+    assert replace(cells(only.sets[1], "zero-shot")["dtd"], value=known_dtd() + away).outside is outside
+
+
+def known_dtd() -> float:
+    return value("base-to-novel", "fast", "zero-shot", "dtd", "base").value
 
 
 def test_the_page_needs_nothing_else(out):

@@ -122,6 +122,7 @@ def save_adapter(
         "class_names": list(adapter.class_names),
         "templates": [adapter.template],
         "sentence": method.sentence(adapter.template),
+        **({} if method.as_written else {"plain_names": True}),
         "training": dict(adapter.training),
         "metrics": dict(adapter.metrics),
         **({"adaptive": adapter.thresholds.as_json()} if adapter.thresholds else {}),
@@ -213,6 +214,7 @@ def load_adapter(
         method = create_method(info["method"], backbone, **info["config"])
     except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:  # torch's, of absurd sizes
         raise PerlclipError(f"adapter {folder} has settings that cannot be: {first_line(error)}") from error
+    method.as_written = not info.get("plain_names")
     class_names = tuple(info["class_names"])
     head = _read_head(class_names, info, tensors, backbone.embed_dim, folder) if "head" in info else None
     own = {name: tensor for name, tensor in tensors.items() if head is None or name not in head.tensors()}

@@ -5,6 +5,7 @@ Shapes: K stands for the steps 0..K, B images, M = 2 classes shown of each, G pa
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,11 @@ class Wanted:
     name: str
     label: str = ""
     transition: str = ""
+
+
+def image_name(image: ImageSource, i: int, where: str = "") -> str:
+    """What an image of a set is called: its file's name, or its number."""
+    return Path(image).name if isinstance(image, str | Path) else f"{where or 'image'} {i}"
 
 
 def instructive(found: Trajectories, count: int) -> list[tuple[str, int]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from perlclip.analysis.trajectories import Trajectories
+from perlclip.viz.dynamics import QUANTILES
 
 # First answer -> final answer: (name, right at step 0, right at step K).
 TRANSITIONS = (
@@ -18,7 +19,6 @@ TRANSITIONS = (
     ("correct→wrong", True, False),
     ("wrong→wrong", False, False),
 )
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,11 @@ class Drift:
     count: int
     mean: list[float]
     quantiles: list[list[float]]  # a list of QUANTILES for each step; nothing where there is no image
+
+
+def transition(first: bool, last: bool) -> str:
+    """By whether the first and the final answer are right."""
+    return next(name for name, *right in TRANSITIONS if right == [first, last])
 
 
 def transitions(found: Trajectories) -> dict[str, Tensor]:

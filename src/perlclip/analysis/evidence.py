@@ -43,7 +43,7 @@ def gradient_maps(answering: Answering, pixels: Tensor, classes_BM: Tensor) -> E
     method = require_perl(answering.method)
     with torch.enable_grad():
         images = method.frozen(pixels.detach().requires_grad_())
-        s_BND = images.rows(method.config.depths[0])
+        s_BND = images.rows(method.config.depths("vision")[0])
         logits_KBC = logit_steps(answering, images)
         logits_KBM = _of_classes(logits_KBC, classes_BM)
         rows_KBMN = torch.stack(

@@ -1,6 +1,7 @@
 """The figures: curves by step, drift by transition, single cases, grids of cases. Every group has its own marker."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
 from matplotlib.cm import ScalarMappable
@@ -10,10 +11,11 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from perlclip.analysis.cases import AGAINST, FOR, Case, overlay
-from perlclip.analysis.drift import QUANTILES, Drift
-from perlclip.analysis.trajectories import METRICS, Curve
+from perlclip.analysis.drift import Drift
+from perlclip.analysis.trajectories import METRICS, Curve, Metric
 from perlclip.viz.drawing import Drawing, draw
-from perlclip.viz.style import BLUE, GREY, INK, ORANGE, PINK, VERMILION, look
+from perlclip.viz.dynamics import QUANTILES
+from perlclip.viz.style import BLUE, GREY, INK, ORANGE, PINK, VERMILION
 
 TRANSITION_LOOKS = {
     "correct→correct": (BLUE, "o"),
@@ -21,35 +23,64 @@ TRANSITION_LOOKS = {
     "correct→wrong": (PINK, "D"),
     "wrong→wrong": (GREY, "^"),
 }
-CLASS_COLOURS = (BLUE, VERMILION)  # of the first and the second class of a case
+CLASS_COLOURS = ("#00795a", "#a8467e")  # of the first and the second class of a case; maps are orange and blue
 
 
 # ---- curves ----
 
 
-def draw_curves(
-    name: str, caption: str, groups: Mapping[str, Mapping[str, Curve]], counts: Mapping[str, int] | None = None
-) -> Drawing:
-    """A panel for each metric with a line for each group; in the sixth the transitions' counts, or the names."""
+def draw_curves(name: str, caption: str, found: Mapping[str, Curve], counts: Mapping[str, int]) -> Drawing:
+    """A panel for each metric, and in the sixth the transitions' counts."""
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots(2, 3).flatten()
         for axis, metric in zip(axes, METRICS, strict=False):
-            arrow = {"higher": " ↑", "lower": " ↓", "": ""}[metric.better]
-            axis.set(title=metric.title + arrow, xlabel="step k")
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            for i, (group, found) in enumerate(groups.items()):
-                if metric.name in found:
-                    curve, steps = found[metric.name], range(len(found[metric.name].mean))
-                    axis.plot(steps, curve.mean, label=group, **look(i))
-                    axis.fill_between(steps, curve.low, curve.high, color=look(i)["color"], alpha=0.16, linewidth=0)
-        if counts is None:
-            axes[-1].axis("off")
-            axes[-1].legend(*axes[0].get_legend_handles_labels(), loc="center left", handlelength=2.6)
-        else:
-            _bars(axes[-1], counts)
+            axis.set(title=_titled(metric), xlabel="step k")
+            _line(axis, found[metric.name], INK, "o")
+        _bars(axes[-1], counts)
 
     return draw(name, caption, (10, 5.6), paint)
+
+
+def draw_multiples(name: str, caption: str, rows: Mapping[str, Mapping[str, Mapping[str, Curve]]]) -> Drawing:
+    """A row for each setting or set, a column for each metric, each panel with its own scale; lines as in `LINES`."""
+
+    def paint(figure: Figure) -> None:
+        grid = figure.subplots(len(rows), len(METRICS), squeeze=False, sharex=True)
+        for (row, lines), axes in zip(rows.items(), grid, strict=True):
+            for axis, metric in zip(axes, METRICS, strict=True):
+                for line, found in lines.items():
+                    _line(axis, found[metric.name], *LINES[line], label=line)
+                axis.tick_params(labelsize=8)
+                axis.yaxis.set_major_locator(MaxNLocator(4))
+            axes[0].set_ylabel(_broken(row), rotation=0, ha="right", va="center", fontsize=9.5)
+            if len(lines) > 1:
+                axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8.5)
+        for axis, metric in zip(grid[0], METRICS, strict=True):
+            axis.set_title(_titled(metric), fontsize=9.5)
+        for axis in grid[-1]:
+            axis.set_xlabel("step k", fontsize=9)
+
+    return draw(name, caption, (11.5, 1.35 * len(rows) + 0.7), paint)
+
+
+LINES = {"mean": (INK, "o"), "base": (BLUE, "s"), "novel": (VERMILION, "D")}
+
+
+def _line(axis: Any, curve: Curve, colour: str, marker: str, label: str = "") -> None:
+    steps = range(len(curve.mean))
+    axis.plot(steps, curve.mean, color=colour, marker=marker, markersize=4, label=label)
+    axis.fill_between(steps, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _titled(metric: Metric) -> str:
+    return metric.title + {"higher": " ↑", "lower": " ↓", "": ""}[metric.better]
+
+
+def _broken(name: str, width: int = 18) -> str:
+    """A long name in several lines."""
+    return "\n".join(wrap(name.replace("_", " "), width))
 
 
 def _bars(axis: Any, counts: Mapping[str, int]) -> None:
@@ -69,33 +100,42 @@ def _bars(axis: Any, counts: Mapping[str, int]) -> None:
 # ---- drift ----
 
 
-def draw_drift(rows: Sequence[Drift]) -> Drawing:
+def draw_drift(groups: Mapping[str, Sequence[Drift]], caption: str) -> Drawing:
     """KL from step 0 at each step: a box for each transition, whiskers from 5 to 95 %, on a logarithmic scale."""
-    present = [row for row in rows if row.count]
+    columns = min(len(groups), 3)
+    rows = -(-len(groups) // columns)
 
     def paint(figure: Figure) -> None:
-        axis = figure.subplots()
-        width = 0.8 / max(len(present), 1)
-        for i, row in enumerate(present):
-            colour, marker = TRANSITION_LOOKS[row.transition]
-            at = [k + (i - (len(present) - 1) / 2) * width for k in range(1, len(row.mean))]
-            boxes = [dict(zip(_BOX, quantiles, strict=True), fliers=[]) for quantiles in row.quantiles[1:]]
-            axis.bxp(
-                boxes, positions=at, widths=0.78 * width, patch_artist=True, showfliers=False, manage_ticks=False,
-                boxprops={"facecolor": colour, "alpha": 0.75, "edgecolor": INK, "linewidth": 0.8},
-                medianprops={"color": INK, "linewidth": 1.8}, whiskerprops={"color": INK, "linewidth": 0.9},
-                capprops={"color": INK, "linewidth": 0.9},
-            )  # fmt: skip
-            axis.plot(at, row.mean[1:], marker, color="white", markeredgecolor=INK, markersize=4.5, linestyle="none")
-            axis.plot([], [], "s", color=colour, markersize=9, label=f"{row.transition} ({row.count})")
-        axis.set_yscale("log")
-        axis.set(xlabel="step k", ylabel="KL(p₀ ‖ pₖ), nats")
-        axis.set_xticks(range(1, len(present[0].mean) if present else 2))
-        axis.grid(False, axis="x")
-        axis.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.2))
+        axes = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+        for axis, (group, found) in zip(axes, groups.items(), strict=False):
+            _boxes(axis, [row for row in found if row.count], group)
+        for axis in axes[len(groups) :]:
+            axis.axis("off")
+        for axis in axes[::columns]:
+            axis.set_ylabel("KL(p₀ ‖ pₖ), nats")
 
-    caption = "Boxes: the middle half of the images, with the median; whiskers: 5 to 95 %; small marks: the mean."
-    return draw("drift", caption, (8, 4.2), paint)
+    return draw("drift", caption, (max(8, 4 * columns), 3.8 * rows + 0.4), paint)
+
+
+def _boxes(axis: Any, present: Sequence[Drift], title: str) -> None:
+    width = 0.8 / max(len(present), 1)
+    for i, row in enumerate(present):
+        colour, marker = TRANSITION_LOOKS[row.transition]
+        at = [k + (i - (len(present) - 1) / 2) * width for k in range(1, len(row.mean))]
+        boxes = [dict(zip(_BOX, quantiles, strict=True), fliers=[]) for quantiles in row.quantiles[1:]]
+        axis.bxp(
+            boxes, positions=at, widths=0.78 * width, patch_artist=True, showfliers=False, manage_ticks=False,
+            boxprops={"facecolor": colour, "alpha": 0.75, "edgecolor": INK, "linewidth": 0.8},
+            medianprops={"color": INK, "linewidth": 1.8}, whiskerprops={"color": INK, "linewidth": 0.9},
+            capprops={"color": INK, "linewidth": 0.9},
+        )  # fmt: skip
+        axis.plot(at, row.mean[1:], marker, color="white", markeredgecolor=INK, markersize=4.5, linestyle="none")
+        axis.plot([], [], "s", color=colour, markersize=9, label=f"{row.transition} ({row.count:,})")
+    axis.set_yscale("log")
+    axis.set(xlabel="step k", title=title)
+    axis.set_xticks(range(1, len(present[0].mean) if present else 2))
+    axis.grid(False, axis="x")
+    axis.legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=8.5)
 
 
 _BOX = ("whislo", "q1", "med", "q3", "whishi")
@@ -120,7 +160,7 @@ def draw_case(name: str, case: Case) -> Drawing:
         tall[0].axis("off")
         tall[0].set_title(_caption(case), fontsize=10)
         _confidence(tall[1], case)
-        _colour_bar(right, tall[1], scale_of(case))
+        _colour_bar(right, tall[1], scale_of(case), "contribution to the logit")
 
     return draw(name, f"{case.name}: evidence and confidence at each step.", (8.4, 1.5 * len(steps) + 0.9), paint)
 
@@ -141,8 +181,9 @@ def draw_grid(name: str, cases: Sequence[Case]) -> Drawing:
             _ticks(sheet, [f"k = {k}" for k in steps], [name.replace(" ", "\n") for name in case.classes], size=8.5)
             for label, colour in zip(sheet.get_yticklabels(), CLASS_COLOURS, strict=True):
                 label.set_color(colour)
+        _colour_bar(figure, grid[:, 2].tolist(), 1, "contribution to the logit, as a share of the case's largest")
 
-    return draw(name, f"Cases, {cases[0].transition}.", (4.6 + 0.84 * len(steps), 2.3 * len(cases)), paint)
+    return draw(name, f"Cases, {cases[0].transition}.", (4.6 + 0.84 * len(steps), 2.3 * len(cases) + 0.5), paint)
 
 
 def scale_of(case: Case) -> float:
@@ -200,10 +241,10 @@ def _confidence(axis: Any, case: Case, *, small: bool = False) -> None:
     axis.legend(fontsize=8 if small else 9, loc="best")
 
 
-def _colour_bar(figure: Any, axis: Any, scale: float) -> None:
+def _colour_bar(figure: Any, axis: Any, scale: float, label: str) -> None:
     colours = [tuple(channel / 255 for channel in rgb) for rgb in (AGAINST, (255, 255, 255), FOR)]
     shades = ScalarMappable(Normalize(-scale, scale), LinearSegmentedColormap.from_list("evidence", colours))
     bar = figure.colorbar(shades, ax=axis, orientation="horizontal", fraction=0.06, pad=0.04)
-    bar.set_label("contribution to the logit (against / for the class)", fontsize=9)
+    bar.set_label(f"{label} (against / for the class)", fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)

@@ -11,9 +11,9 @@ import torch
 
 import perlclip
 from perlclip.adapters.folder import Adapter
-from perlclip.analysis.cases import Case, Wanted, instructive, look_into
+from perlclip.analysis.cases import Case, Wanted, image_name, instructive, look_into
 from perlclip.analysis.chunks import measure_all, spread
-from perlclip.analysis.drift import QUANTILES, Drift, drift
+from perlclip.analysis.drift import Drift, drift
 from perlclip.analysis.figures import draw_curves, draw_drift, draw_grid
 from perlclip.analysis.gallery import gallery
 from perlclip.analysis.trajectories import Curve, Trajectories, curves, require_perl
@@ -21,6 +21,7 @@ from perlclip.data.sets import ImageSet
 from perlclip.files import require_writable, write_files
 from perlclip.methods.base import config_dict
 from perlclip.text.classes import are_novel
+from perlclip.viz.dynamics import QUANTILES
 from perlclip.viz.markup import csv_text
 from perlclip.viz.pages import page
 
@@ -82,8 +83,7 @@ def analyze(
     wanted = []
     for transition, i in instructive(found, cases):
         image, label = chosen.images[i], chosen.classes.names[chosen.labels[i]]
-        name = Path(image).name if isinstance(image, str | Path) else f"image {i}"
-        wanted.append(Wanted(image=image, name=name, label=label, transition=transition))
+        wanted.append(Wanted(image=image, name=image_name(image, i), label=label, transition=transition))
     state = method.class_state(chosen.classes, novel=novel)
     looked = look_into(method, wanted, chosen.classes.names, state, how=how, head=adapter.head) if wanted else []
     done = Analysis(
@@ -162,7 +162,8 @@ def _image_rows(found: Trajectories) -> Iterable[list[Any]]:
 
 def _write(done: Analysis, out: Path) -> None:
     caption = "Averages over the images at every step, with 95 % bands; the arrow says which way is better."
-    curved, drifted = draw_curves("curves", caption, {"": done.curves}, done.counts), draw_drift(done.drift)
+    boxes = "Boxes: the middle half of the images, with the median; whiskers: 5 to 95 %; small marks: the mean."
+    curved, drifted = draw_curves("curves", caption, done.curves, done.counts), draw_drift({"": done.drift}, boxes)
     drawings = [curved, drifted]
     for transition in done.counts:
         cases = [case for case in done.cases if case.transition == transition]

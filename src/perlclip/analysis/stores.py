@@ -13,8 +13,9 @@ import numpy as np
 
 from perlclip.adapters.folder import CONFIG, load_adapter
 from perlclip.analysis.chunks import measure_all, spread
-from perlclip.analysis.figures import draw_curves
-from perlclip.analysis.trajectories import METRICS, Z95, Curve, curves
+from perlclip.analysis.drift import Drift, drift
+from perlclip.analysis.figures import draw_drift, draw_multiples
+from perlclip.analysis.trajectories import METRICS, Z95, Curve, Trajectories, curves, join
 from perlclip.backbone import load_backbone
 from perlclip.bench.protocols import PROTOCOLS, Test
 from perlclip.bench.store import Record, Store
@@ -22,7 +23,7 @@ from perlclip.data.sets import PARTS
 from perlclip.data.suites import SUITES
 from perlclip.errors import PerlclipError
 from perlclip.files import require_writable, write_files
-from perlclip.viz.dynamics import BAND, FILE, LONG, TITLE, Bands, Dynamics
+from perlclip.viz.dynamics import BAND, FILE, LONG, LONG_DRIFT, TITLE, Bands, Dynamics
 from perlclip.viz.markup import csv_text
 from perlclip.viz.pages import page
 
@@ -31,13 +32,20 @@ Curves = dict[str, Curve]
 
 
 def analyze_store(
-    store: Path, out: Path, *, images: int = IMAGES, device: str = "auto", root: Path | None = None, workers: int = 0
-) -> dict[str, Curves]:
-    """Per-set and averaged curves of all PERL runs below `store`, written to `out`; returns the averages."""
+    store: Path, out: Path, *, images: int = IMAGES, recipe: str = "", device: str = "auto", root: Path | None = None,
+    workers: int = 0,
+) -> dict[str, Curves]:  # fmt: skip
+    """Per-set and averaged curves of all PERL runs below `store`, written to `out`; returns the averages.
+
+    With a `recipe` only of those trained by it with no setting changed, which leaves ablations out.
+    """
     stored = Store(store).records()
-    records = [pair for pair in zip(stored.homes, stored.complete, strict=True) if _thinks(pair[1])]
+    records = [pair for pair in zip(stored.homes, stored.complete, strict=True) if _thinks(pair[1], recipe)]
     if not records:
-        raise PerlclipError(f"{store} holds no complete run of perl under base-to-novel, cross-dataset or domain-shift")
+        which = f" by recipe {recipe!r} alone" if recipe else ""
+        raise PerlclipError(
+            f"{store} holds no complete run of perl under base-to-novel, cross-dataset or domain-shift{which}"
+        )
     for name in {record["run"]["suite"] for _, record in records}:
         if name not in SUITES:
             raise PerlclipError(f"the runs of {store} are of suite {name!r}: name its file with --suite FILE")
@@ -46,6 +54,7 @@ def analyze_store(
     backbone = cache(lambda name, dtype: load_backbone(name, device=device, dtype=dtype))
     load = cache(lambda suite, dataset: SUITES[suite].load(dataset, root).test)
     seeds: dict[str, dict[str, list[Curves]]] = {}  # by setting and data set
+    pooled: dict[str, list[Trajectories]] = {}  # by setting: images of all sets and seeds
     for folder, record in records:
         run = record["run"]
         if not (folder / CONFIG).exists():  # it is with the run that trained it: STORE/protocol/suite/dataset/name
@@ -54,46 +63,54 @@ def analyze_store(
         bare = adapter.head is not None and not run.get("head")  # the run that trained it went on to make a head
         adapter, key = (replace(adapter, head=None), "bare-") if bare else (adapter, "")
         for test in PROTOCOLS[run["protocol"]].tests(SUITES[run["suite"]], run["dataset"]):
-            setting = AVERAGED[run["protocol"]](run, test)
-            if not setting:
+            settings = AVERAGED[run["protocol"]](run, test)
+            if not settings:
                 continue
             chosen = spread(PARTS[test.classes](load(run["suite"], test.dataset)), images)
             name = f"{test.dataset} {test.classes}"
             chunks = out / "chunks" / f"{key}{adapter.fingerprint[:12]}" / name.replace(" ", "-")
-            found = curves(measure_all(adapter, chosen, chunks, novel=test.novel, workers=workers, title=name))
-            found["accuracy"] = _recorded(record["metrics"][test.name])
-            setting += f" ({_condition(record)})" * (len(conditions) > 1)
-            seeds.setdefault(setting, {}).setdefault(test.dataset, []).append(found)
+            measured = measure_all(adapter, chosen, chunks, novel=test.novel, workers=workers, title=name)
+            found = curves(measured) | {"accuracy": _recorded(record["metrics"][test.name])}
+            for setting in settings:
+                setting += f" ({_condition(record)})" * (len(conditions) > 1)
+                seeds.setdefault(setting, {}).setdefault(test.dataset, []).append(found)
+                pooled.setdefault(setting, []).append(measured)
     sets = {setting: {name: _mean(each) for name, each in found.items()} for setting, found in seeds.items()}
     averages = {setting: _average(list(found.values())) for setting, found in sets.items()}
+    drifts = {setting: drift(join(parts)) for setting, parts in pooled.items()}
     dynamics = Dynamics(
         conditions=conditions,
         images_a_set=images,
         metrics={metric.name: metric.title for metric in METRICS},
         averages={setting: _numbers(one) for setting, one in averages.items()},
         sets={setting: {name: _numbers(one) for name, one in each.items()} for setting, each in sets.items()},
+        drift={setting: [asdict(row) for row in rows] for setting, rows in drifts.items()},
     )
-    _write(dynamics, [averages, *sets.values()], out)
+    _write(dynamics, averages, sets, drifts, out)
     return averages
 
 
-def _thinks(record: Record) -> bool:
+def _thinks(record: Record, recipe: str) -> bool:
     run = record["run"]
-    return run["method"] == "perl" and run["protocol"] in AVERAGED and bool(record["config"]["steps"])
+    wanted = not recipe or (run["recipe"] == recipe and not run["settings"] and not run.get("head"))
+    return wanted and run["method"] == "perl" and run["protocol"] in AVERAGED and bool(record["config"]["steps"])
 
 
-# The setting of a protocol's test, or nothing for the source itself, which is not what those protocols are about.
-AVERAGED: dict[str, Callable[[Record, Test], str]] = {
-    "base-to-novel": lambda run, test: f"base-to-novel: {test.name}",
-    "cross-dataset": lambda run, test: "cross-dataset" if test.dataset != run["dataset"] else "",
-    "domain-shift": lambda run, test: "domain shift" if test.dataset != run["dataset"] else "",
+# The settings that a protocol's test counts for; none for the source itself, which is not what transfer is about. The
+# paper has one line for base-to-novel; base and novel classes, which differ, stand beside it.
+AVERAGED: dict[str, Callable[[Record, Test], tuple[str, ...]]] = {
+    "base-to-novel": lambda run, test: ("base-to-novel", f"base-to-novel: {test.name}"),
+    "cross-dataset": lambda run, test: ("cross-dataset",) * (test.dataset != run["dataset"]),
+    "domain-shift": lambda run, test: ("domain shift",) * (test.dataset != run["dataset"]),
 }
 
 
 def _condition(record: Record) -> str:
     run = record["run"]
-    words = [run["recipe"], f"{run['shots']} shots", run["backbone"], *(f"{k}={v}" for k, v in run["settings"].items())]
-    return ", ".join(map(str, words))
+    shots = f"{run['shots']} shot{'s' * (run['shots'] != 1)}"
+    return ", ".join(
+        map(str, [run["recipe"], shots, run["backbone"], *(f"{k}={v}" for k, v in run["settings"].items())])
+    )
 
 
 def _recorded(metrics: Record) -> Curve:
@@ -128,11 +145,26 @@ def _average(sets: Sequence[Curves]) -> Curves:
 # ---- files ----
 
 
-def _write(found: Dynamics, groups: Sequence[dict[str, Curves]], out: Path) -> None:
-    drawings = [draw_curves(*names, group) for names, group in zip(found.figures.items(), groups, strict=True)]
-    figures = list(zip(["Averages over data sets", *found.sets], drawings, strict=True))
+def _write(
+    found: Dynamics, averages: dict[str, Curves], sets: dict[str, dict[str, Curves]], drifts: dict[str, list[Drift]],
+    out: Path,
+) -> None:  # fmt: skip
+    captions, beside = found.figures, dict[str, dict[str, Curves]]()
+    for setting, one in averages.items():  # halves stand beside what they are halves of
+        whole = found.whole(setting)
+        beside.setdefault(whole or setting, {})[found.half(setting) if whole else "mean"] = one
+    drawings = [
+        draw_multiples("settings", captions["settings"], beside), draw_drift(drifts, captions["drift"]),
+        *(
+            draw_multiples(name, captions[name], {dataset: {"mean": one} for dataset, one in sets[setting].items()})
+            for name, setting in found.set_figures.items()
+        ),
+    ]  # fmt: skip
+    headings = ["Averages over data sets", "Drift from the first answer", *found.set_figures.values()]
+    figures = list(zip(headings, drawings, strict=True))
     shown = page("analysis.html", title=TITLE, about=found.note, findings=[], figures=figures, gallery=[], steps=0)
     contents = {out / "settings.csv": csv_text(LONG, found.long(), digits=6).encode()}
+    contents[out / "drift.csv"] = csv_text(LONG_DRIFT, found.long_drift(), digits=6).encode()
     for drawing in drawings:
         contents |= drawing.files(out)
     contents[out / "section.md"] = f"{found.markdown()}\n".encode()

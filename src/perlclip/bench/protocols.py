@@ -95,7 +95,8 @@ TOGETHER = {"all": ("base-to-novel", "cross-dataset", "domain-shift")}
 ABLATED = "perl"
 ABLATIONS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "ablation-modality": ("modalities", ("both", "text", "vision")),
-    "ablation-depth": ("depth", (6, 7, 8, 9, 10, 11)),
+    "ablation-depth": ("vision_depth", (5, 6, 7, 8, 9, 10, 11)),  # the paper moves the visual encoder's alone
+    "ablation-depth-both": ("depth", (5, 6, 7, 8, 9, 10, 11)),
     "ablation-steps": ("steps", (0, 1, 2, 3, 4, 5, 6, 7, 8)),
     "ablation-variant": ("variant", ("shared", "early", "deep", "step", "layer", "layerstep")),
     "ablation-anchor": ("anchor", (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)),
@@ -223,7 +224,8 @@ class Benchmark:
         training: dict[str, Any] = {} if recipe == UNTRAINED else {"recipe": recipe, "shots": shots, "seed": seed}
         backbone = self.backbone or sets.backbone
         head = bool(training) and self.head and not method_class(method).head_alone
-        usual = find_recipe(method, recipe, backbone, known_dataset(sets.name, dataset))[1] if training else {}
+        where = (backbone, known_dataset(sets.name, dataset), shots)
+        usual = find_recipe(method, recipe, *where)[1] if training else {}
         return Run(
             protocol=protocol, suite=sets.name, dataset=dataset, method=method,
             settings=_telling(method, settings, usual), backbone=backbone, precision=self.dtype, head=head, **training,

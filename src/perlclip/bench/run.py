@@ -122,7 +122,7 @@ def _recipe(run: Run) -> tuple[Recipe | None, dict[str, Any]]:
     """The recipe, and the method's settings: the recipe's own, then the run's."""
     if run.recipe == UNTRAINED:
         return None, dict(run.settings)
-    where = (run.method, run.recipe, run.backbone, known_dataset(run.suite, run.dataset))
+    where = (run.method, run.recipe, run.backbone, known_dataset(run.suite, run.dataset), run.shots)
     recipe, settings = find_recipe(*where)
     return recipe, settings | dict(run.settings)
 

@@ -23,7 +23,7 @@ from perlclip.files import write_files
 from perlclip.report.formats import runs_csv
 from perlclip.viz.drawing import Drawing, draw
 from perlclip.viz.markup import aligned
-from perlclip.viz.style import VERMILION, look
+from perlclip.viz.style import BLUE, VERMILION
 
 ALL_TASKS = PROTOCOLS["base-to-novel"].datasets(SUITES["toybox"])
 THREE_TASKS = ("noisy_shapes", "faint_toys", "tiny_toys")
@@ -120,21 +120,34 @@ def draw_figure(records: Sequence[Record]) -> Drawing:
         if bottom is not None:
             _draw_strip(bottom, corrected)
 
-    return draw("demo", "PERL's accuracy at every step, and images that it put right.", (11, 6.4), paint)
+    return draw("demo", "PERL's accuracy at every step, and images that it put right.", (11, 7.2), paint)
 
 
 def _draw_steps(figure: Any, records: Sequence[Record]) -> None:
+    """A small panel for each set with its own scale, and before them the means."""
     tasks = list(dict.fromkeys(_task(record) for record in records))
-    axes = figure.subplots(1, 2, sharey=True)
-    for axis, half in zip(axes, ("base", "novel"), strict=True):
-        curves = [_seed_means(records, task, half) for task in tasks]
-        for i, (task, curve) in enumerate(zip(tasks, curves, strict=True)):
-            axis.plot(curve, label=task, **look(i) | {"linewidth": 1, "markersize": 4})
-        average = [mean(step) for step in zip(*curves, strict=True)]
-        axis.plot(average, label=f"mean of {len(tasks)}", color=VERMILION, marker="*", markersize=11, linewidth=2.6)
-        axis.set(title=f"{half} classes", xlabel="refinement step k (0 = zero-shot CLIP)", xticks=range(len(average)))
-    axes[0].set_ylabel("test accuracy, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", handlelength=2.6)
+    halves = {half: [_seed_means(records, task, half) for task in tasks] for half in HALVES}
+    panels = [(f"mean of {len(tasks)}", [[mean(step) for step in zip(*halves[half], strict=True)] for half in HALVES])]
+    panels = panels * (len(tasks) > 1) + [(task, [halves[half][i] for half in HALVES]) for i, task in enumerate(tasks)]
+    columns = min(len(panels), 6)
+    axes = figure.subplots(-(-len(panels) // columns), columns, squeeze=False, sharex=True).flatten()
+    for axis, (title, curves) in zip(axes, panels, strict=False):
+        for curve, (half, style) in zip(curves, HALVES.items(), strict=True):
+            axis.plot(curve, label=f"{half} classes", markersize=4, **style)
+        axis.set_title(title.replace("_", " "), fontsize=9.5, fontweight="bold" if title.startswith("mean") else None)
+        axis.tick_params(labelsize=8)
+        axis.set_xticks(range(len(curves[0])))
+    for axis in axes[len(panels) :]:
+        axis.axis("off")
+    figure.supxlabel("refinement step k (0 = zero-shot CLIP)", fontsize=9.5)
+    figure.supylabel("test accuracy, %", fontsize=9.5)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+
+
+HALVES: dict[str, dict[str, Any]] = {
+    "base": {"color": BLUE, "marker": "o"},
+    "novel": {"color": VERMILION, "marker": "s"},
+}
 
 
 @dataclass(frozen=True)

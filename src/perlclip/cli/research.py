@@ -102,8 +102,8 @@ def bench(
     """Run PROTOCOL for several methods, data sets and seeds. The same command again goes on.
 
     PROTOCOL is base-to-novel, cross-dataset, domain-shift, or all, these three; few-shot; generalised, which is
-    base-to-novel with all classes to choose from; or for PERL ablation-modality, -depth, -steps, -variant, -anchor
-    or -rank, which vary one setting under base-to-novel.
+    base-to-novel with all classes to choose from; or for PERL ablation-modality, -depth (of the vision tower, as in
+    the paper), -depth-both, -steps, -variant, -anchor or -rank, which vary one setting under base-to-novel.
     """
     from perlclip.bench.machines import Machines, cuda_cards
     from perlclip.bench.protocols import ABLATED, ABLATIONS, Benchmark

@@ -105,9 +105,10 @@ def fit(
         _list_skipped(found)
         return
     recipe, dataset = recipe or default_recipe(method), published_name(data)
-    chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset)[0], **given)
+    number = shots or 0
+    chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset, number)[0], **given)
     loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
-    adapted = perlclip.create_method(method, loaded, seed=seed, recipe=recipe, dataset=dataset, **own)
+    adapted = perlclip.create_method(method, loaded, seed=seed, recipe=recipe, dataset=dataset, shots=number, **own)
     click.echo(
         f"{method}, {adapted.num_trainable:,} parameters, on {backbone}: {len(train)} images of "
         f"{len(train.class_names)} classes, {chosen.epochs} epoch{'s' * (chosen.epochs > 1)}",

@@ -23,6 +23,7 @@ class ImageSet:
     template: str = DEFAULT_TEMPLATE
     name: str = ""
     shots: int | None = None  # images drawn of each class, if it was so
+    published: str = ""  # its name, if it is one of CoOp's fifteen with its own template
     unique_names: bool = True  # False where a published list repeats a name, and only labels tell the classes apart
     readable: bool = field(default=False, repr=False)  # every image has been decoded once (`decoding.py`)
 
@@ -42,7 +43,7 @@ class ImageSet:
     @property
     def classes(self) -> Classes:
         """The classes as text."""
-        return Classes.spoken(self.class_names, self.template)
+        return Classes.spoken(self.class_names, self.template, self.published)
 
     @property
     def prompts(self) -> list[str]:

@@ -62,7 +62,7 @@ class Source:
                 raise PerlclipError(f"{self.text} has class names of its own; others are for a folder or manifest")
             images = replace(images, class_names=renamed(images.class_names, class_names))
         if template is not None:
-            images = replace(images, template=template)
+            images = replace(images, template=template, published="")
         return PARTS[self.part or "all"](images)
 
     def train_and_val(

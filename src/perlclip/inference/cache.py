@@ -69,7 +69,7 @@ class SetCache:
 
     def class_state(self, method: Method, classes: Classes, *, novel: bool) -> ClassState:
         """As `Method.class_state`; embeddings of texts that training has changed are not shared."""
-        key = (_key(method.backbone), method.name, method.config, classes)
+        key = (_key(method.backbone), method.name, method.config, method.as_written, classes)
         state = copy(self.cache.class_state(key, method, classes))
         state.encoding, state.novel = None, novel
         return state

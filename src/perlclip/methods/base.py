@@ -79,7 +79,8 @@ class Method(nn.Module):
     rules: ClassVar[tuple[Rule, ...]]
     config_class: ClassVar[type[Config]] = Config
     head_alone: ClassVar[bool] = False  # whether a head is all that is learned
-    made_for: tuple[str, str] = ("", "")  # the recipe and the data set whose settings it has
+    made_for: tuple[str, str, int] = ("", "", 0)  # the recipe, data set and shots whose settings it has
+    as_written: bool = False  # names are taken as they are, not as CLIP reads them: so it was with 0.1.0's adapters
     given: frozenset[str] = frozenset()  # settings that its maker chose, which no recipe changes
 
     def __init__(self, backbone: Backbone, config: Config) -> None:
@@ -108,8 +109,9 @@ class Method(nn.Module):
 
         `classes` are names with a template, or just prompts.
         """
+        found = Classes.of(classes)
         with torch.no_grad():
-            state = self.prepare(Classes.of(classes))
+            state = self.prepare(found if self.as_written else found.plain())
         state.novel = novel
         return state
 

@@ -20,10 +20,12 @@ from perlclip.methods.registry import register
 RECIPES = with_fast(
     replace(DASSL_SGD, epochs=200),  # vit_b16_ctxv1
     cross=replace(DASSL_SGD, epochs=50),  # vit_b16_ep50_ctxv1
-    few_shot=replace(DASSL_SGD, epochs=200),  # vit_b16; 100 for 2 and 4 shots, 50 for one
+    few_shot=replace(DASSL_SGD, epochs=200),  # vit_b16, of 8 and 16 shots
 )
 RULES = (
     Rule(recipes=("original-few-shot",), settings={"tokens": 16, "init": ""}),
+    Rule(recipes=("original-few-shot",), shots=(2, 7), changes={"epochs": 100}),  # vit_b16_ep100, of 2 and 4 shots
+    Rule(recipes=("original-few-shot",), shots=(1, 1), changes={"epochs": 50}),  # vit_b16_ep50
     Rule(recipes=("original", "original-few-shot"), dataset="imagenet", changes={"epochs": 50}),
 )
 

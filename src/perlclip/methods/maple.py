@@ -5,9 +5,9 @@
     L       = CE(tau v Tᵀ, y)
 
 P_0 starts as the first n words of "a photo of a" (what else the sentence says stays frozen: the released code's
-behaviour; more than four words start at random), the deeper ones as N(0, 0.02); the deeper W_k start as copies of one
-layer. Q_0 passes the vision tower's first norm, deeper prompts do not. The sentence is the same for every data set;
-`template=""` takes the data set's instead, if it has n words before the name.
+behaviour; more than four start at random, and "of a" goes: they stand before the name alone), the deeper ones as N(0,
+0.02); the deeper W_k start as copies of one layer. Q_0 passes the vision tower's first norm, deeper prompts do not. The
+sentence is the same for every data set; `template=""` takes the data set's instead, if it has n words before the name.
 """
 
 from copy import deepcopy
@@ -21,6 +21,7 @@ from perlclip.backbone import Backbone, Images
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.parts import (
     PHRASE,
+    WORDS,
     PromptState,
     learned_words,
     prompted_image,
@@ -70,7 +71,7 @@ class MaPLe(Method):
         super().__init__(backbone, config)
         text, vision, deeper = backbone.text.width, backbone.vision.width, config.depth - 1
         require_depth(self, config.depth)
-        self.context = learned_words(backbone, config.tokens, PHRASE if config.tokens <= 4 else "")
+        self.context = learned_words(backbone, config.tokens, PHRASE if config.tokens <= WORDS else "")
         self.deep = nn.ParameterList(torch.randn(config.tokens, text) * 0.02 for _ in range(deeper))
         first, copied = nn.Linear(text, vision), nn.Linear(text, vision)
         self.couple = nn.ModuleList([first, *(deepcopy(copied) for _ in range(deeper))])

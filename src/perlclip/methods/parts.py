@@ -3,7 +3,7 @@
 Shapes: B images, C classes, n prompts, N rows, D tower width, E shared width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -16,8 +16,10 @@ from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, Method, cosine_distance, full_precision
 from perlclip.methods.settings import Config
 from perlclip.text.classes import Classes
+from perlclip.text.templates import DEFAULT_TEMPLATE
 
 PHRASE = "a photo of a"
+WORDS = len(PHRASE.split())
 
 
 @dataclass(kw_only=True)
@@ -98,6 +100,14 @@ class LearnedWords(Method):
         return "V " * self.config.tokens + "{}."
 
 
+def target_sentence(classes: Classes, chosen: str, known: Mapping[str, str], by_target: bool) -> str:
+    """What is said of these classes: the setting or, where it goes `by_target`, the authors' text for that data set.
+
+    Nothing stands for the data set's own template.
+    """
+    return known.get(classes.dataset, "") if by_target and classes.dataset else chosen
+
+
 def learned_words(backbone: Backbone, count: int, phrase: str) -> nn.Parameter:
     """Vectors in the place of words: the phrase's first `count` tokens, or N(0, 0.02) without a phrase."""
     rows_nD = backbone.word_rows(phrase, count) if phrase else torch.randn(count, backbone.text.width) * 0.02
@@ -122,7 +132,12 @@ def require_depth(method: Method, depth: int) -> None:
 
 
 def sentences_with_room(backbone: Backbone, classes: Classes, template: str, tokens: int) -> SharedText:
-    """Sentences whose first words are learned; the class name must not be among those words."""
+    """Sentences whose first words are learned; the class name must not be among those words.
+
+    More words than "a photo of a" has stand before the name alone, as with the authors.
+    """
+    if template == DEFAULT_TEMPLATE and tokens > WORDS:
+        return backbone.shared_text(classes.prompts("{}."), free=tokens)
     sentence = template or classes.template
     try:
         backbone.word_rows(sentence.partition("{}")[0], tokens)

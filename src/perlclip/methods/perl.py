@@ -12,7 +12,7 @@ answer is step K's, tau vK TKᵀ, or another readout of the steps 0..K (`READOUT
 
 Variants (the paper's table of reasoning-loop configurations): `early` and `deep` move the thoughts, the others add
 specific projectors, whose output is added to the shared one's. With several depths, thoughts enter at the first and
-their rows are replaced at each later one.
+their rows are replaced at each later one. `vision_depth` and `text_depth` give a tower depths of its own.
 
     variant     depth J       projectors a tower      on ViT-B/16
     shared      7             1                             6,402
@@ -133,6 +133,8 @@ class PerlConfig(Config):
     init: str = "normal"  # weights N(0, 0.02), biases 0; "torch": PyTorch's default; "zero": up-projection 0
     readout: str = later("last")  # of steps 0..K: last, mean or rising, see READOUTS
     loss_scale: float = later(1.0)  # share of CLIP's logit scale in the cross-entropy; answers have all of it
+    vision_depth: int | tuple[int, ...] | None = later(None)  # J of the vision tower, where it is not `depth`
+    text_depth: int | tuple[int, ...] | None = later(None)  # and of the text tower
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,13 +147,25 @@ class PerlConfig(Config):
         if self.depth is None:
             object.__setattr__(self, "depth", VARIANTS[self.variant].depth)
         self.require(rank=(1, inf), steps=(0, MOST_STEPS), anchor=(0.0, inf), loss_scale=(0.001, inf))
-        if min(self.depths) < 0 or list(self.depths) != sorted(set(self.depths)):
-            raise PerlclipError(f"depth must be 0 or more, several depths rising, got {self.depth}")
+        for key in DEPTHS:
+            if getattr(self, key) == self.depth:  # said twice
+                object.__setattr__(self, key, None)
+        for key in ("depth", *DEPTHS):
+            depths = _several(getattr(self, key))
+            if min(depths) < 0 or list(depths) != sorted(set(depths)):
+                raise PerlclipError(f"{key} must be 0 or more, several depths rising, got {getattr(self, key)}")
 
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """The depths as a tuple, also where there is one."""
-        return self.depth if isinstance(self.depth, tuple) else (self.depth or 0,)
+    def depths(self, side: str) -> tuple[int, ...]:
+        """Where thoughts enter a tower, as a tuple also where that is one place."""
+        own = getattr(self, f"{side}_depth")
+        return _several(self.depth if own is None else own)
+
+
+DEPTHS = ("vision_depth", "text_depth")
+
+
+def _several(depth: int | tuple[int, ...] | None) -> tuple[int, ...]:
+    return depth if isinstance(depth, tuple) else (depth or 0,)
 
 
 # think(k, h) gives the thought of step k + 1 at each depth, from the state after step k.
@@ -236,14 +250,17 @@ class Perl(Method):
 
     def __init__(self, backbone: Backbone, config: PerlConfig) -> None:
         super().__init__(backbone, config)
-        require_start(self, "depth", config.depths[-1], backbone.vision, backbone.text)
+        for side in MODALITIES["both"]:
+            require_start(self, "depth", config.depths(side)[-1], getattr(backbone, side))
         self.projectors = nn.ModuleDict({side: self._projector(side) for side in MODALITIES[config.modalities]})
         variant = VARIANTS[config.variant]
-        self.layers = len(config.depths) if variant.per_layer else 1
+        self.layers = {side: len(config.depths(side)) if variant.per_layer else 1 for side in self.projectors}
         self.turns = config.steps if variant.per_step else 1
-        own = self.layers * self.turns if variant.per_layer or variant.per_step else 0
+        own = {
+            side: layers * self.turns for side, layers in self.layers.items() if variant.per_layer or variant.per_step
+        }
         self.specific = nn.ModuleDict(
-            {side: nn.ModuleList(self._projector(side) for _ in range(own)) for side in self.projectors if own}
+            {side: nn.ModuleList(self._projector(side) for _ in range(count)) for side, count in own.items() if count}
         )
 
     @classmethod
@@ -263,7 +280,7 @@ class Perl(Method):
 
     def prepare_tokens(self, classes: Classes, tokens: list[tuple[Tokens, Tensor]]) -> PerlState:
         """The same of prompts that are token ids already, in groups of some of the classes."""
-        text, depth, groups = self.backbone.text, self.config.depths[0], []
+        text, depth, groups = self.backbone.text, self.config.depths("text")[0], []
         for part, _ in tokens:
             shared = SharedText.embed(text, part.ids_BN, part.eos_B).run(0, depth)
             refinement = Refinement(text, shared.whole(), part.eos_B, depth)
@@ -346,7 +363,7 @@ class Perl(Method):
 
     def begin(self, images: Images) -> Thinking:
         """Images at step 0, h0 = Pool(R(S)) with S = B(x), to be taken on step by step."""
-        images, vision, depth = self.frozen(images), self.backbone.vision, self.config.depths[0]
+        images, vision, depth = self.frozen(images), self.backbone.vision, self.config.depths("vision")[0]
         s_BND = images.rows(depth)
         # In training the graph has copies of S for each step; where it is only looked at, it needs none.
         room = 0 if torch.is_grad_enabled() else self.image_steps
@@ -355,7 +372,7 @@ class Perl(Method):
         return self._thinking("vision", refinement, images.pooled(refinement.pool))
 
     def _thinking(self, side: str, refinement: Refinement, h0_BD: Tensor) -> Thinking:
-        return Thinking(refinement, partial(self._think, side), self.config.depths, h0_BD)
+        return Thinking(refinement, partial(self._think, side), self.config.depths(side), h0_BD)
 
     def _steps(self, side: str) -> int:
         return self.config.steps if side in self.projectors else 0
@@ -379,11 +396,11 @@ class Perl(Method):
     def _think(self, side: str, k: int, h_BD: Tensor) -> list[Tensor]:
         """The thought of step k + 1 for each depth: phi(h), plus the specific projector's output where there is one."""
         z_BD = self.projectors[side](h_BD)
-        depths = range(len(self.config.depths))
+        depths = range(len(self.config.depths(side)))
         if side not in self.specific:
             return [z_BD for _ in depths]
         own = cast(nn.ModuleList, self.specific[side])
-        return [z_BD + own[j % self.layers * self.turns + k % self.turns](h_BD) for j in depths]
+        return [z_BD + own[j % self.layers[side] * self.turns + k % self.turns](h_BD) for j in depths]
 
     def _projector(self, side: str) -> Projector:
         return Projector(getattr(self.backbone, side).width, self.config.rank, self.config.init)

@@ -24,6 +24,7 @@ from perlclip.backbone import Backbone, Images
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.parts import (
     PHRASE,
+    WORDS,
     ReferenceState,
     learned_words,
     prompted_image,
@@ -90,7 +91,7 @@ class PromptSRC(Method):
         n, text, vision = config.tokens, backbone.text.width, backbone.vision.width
         self.text = nn.ParameterList(
             [
-                learned_words(backbone, n, PHRASE if n <= 4 else ""),
+                learned_words(backbone, n, PHRASE if n <= WORDS else ""),
                 *(torch.randn(n, text) * 0.02 for _ in range(config.depth - 1)),
             ]
         )

@@ -1,8 +1,8 @@
 """Training settings as data: optimiser, rate, epochs, batch, crop; each method's file has its own recipes.
 
 Names: `fast`, one epoch; `original`, the authors' base-to-novel runs; `original-cross`, theirs on all classes of the
-source, for transfer; `original-few-shot`, theirs on all classes of a target, 16 shots; and
-for PERL our `strong`, with `extended`, which was the default before it.
+source, for transfer; `original-few-shot`, theirs on all classes of a target, 16 shots unless a rule names another
+number; and for PERL our `strong`, with `extended`, which was the default before it.
 """
 
 import math
@@ -95,6 +95,7 @@ class Rule:
     recipes: tuple[str, ...] = ()  # none stands for all, and so below
     dataset: str = ""
     backbone: str = ""
+    shots: tuple[int, int] | None = None  # the fewest and the most
     changes: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -104,12 +105,13 @@ EVERYONE = (Rule(backbone="tiny", changes={"crop_scale": (0.5, 1.0)}),)
 
 
 def apply_rules(
-    recipe: Recipe, rules: Iterable[Rule], name: str, backbone: str, dataset: str
+    recipe: Recipe, rules: Iterable[Rule], name: str, backbone: str, dataset: str, shots: int = 0
 ) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe as it is for a backbone and a data set, and the settings it wants of the method."""
+    """The recipe as it is for a backbone, a data set and a number of shots, and the settings it wants of the method."""
     settings: dict[str, Any] = {}
     for rule in (*EVERYONE, *rules):
-        if name in (rule.recipes or (name,)) and rule.dataset in ("", dataset) and rule.backbone in ("", backbone):
+        here = name in (rule.recipes or (name,)) and rule.dataset in ("", dataset) and rule.backbone in ("", backbone)
+        if here and (rule.shots is None or rule.shots[0] <= shots <= rule.shots[1]):
             recipe = replace(recipe, **rule.changes)
             settings |= rule.settings
     return recipe, settings

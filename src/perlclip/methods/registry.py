@@ -112,8 +112,13 @@ def default_recipe(method: str) -> str:
     return next((name for name in ("strong", "original") if name in known), next(iter(known), ""))
 
 
-def find_recipe(method: str, name: str, backbone: str = "", dataset: str = "") -> tuple[Recipe, dict[str, Any]]:
-    """A recipe of a method on a backbone and a data set, and the settings it wants of the method."""
+def find_recipe(
+    method: str, name: str, backbone: str = "", dataset: str = "", shots: int = 0
+) -> tuple[Recipe, dict[str, Any]]:
+    """A recipe of a method on a backbone and a data set, and the settings it wants of the method.
+
+    Some authors train otherwise on fewer `shots` than their usual 16, which 0 stands for.
+    """
     cls = method_class(method)
     if not cls.recipes:
         raise PerlclipError(f"method {method!r} has no recipes to train by")
@@ -122,22 +127,31 @@ def find_recipe(method: str, name: str, backbone: str = "", dataset: str = "") -
     known = {rule.dataset for other in _known().values() for rule in other.rules}
     if dataset not in known:
         raise unknown_name("data set with settings of its own:", dataset, known - {""})
-    return apply_rules(cls.recipes[name], cls.rules, name, backbone, dataset)
+    return apply_rules(cls.recipes[name], cls.rules, name, backbone, dataset, shots)
 
 
 def create_method(
-    name: str, backbone: Backbone, *, seed: int = 1, recipe: str = "", dataset: str = "", **settings: Any
+    name: str,
+    backbone: Backbone,
+    *,
+    seed: int = 1,
+    recipe: str = "",
+    dataset: str = "",
+    shots: int = 0,
+    **settings: Any,
 ) -> Method:
     """A method by name, its parameters initialised from `seed` (alike on every device).
 
-    With a `recipe`, and a `dataset` of CoOp's fifteen, it has the settings that they want, and `fit` trains it so.
+    With a `recipe`, and a `dataset` of CoOp's fifteen or a number of `shots`, it has the settings that they want, and
+    `fit` trains it so.
     """
     cls = method_class(name)
-    if dataset and not recipe:
-        raise PerlclipError(f"dataset={dataset!r} goes with a recipe, whose settings for that set are taken")
-    wanted = find_recipe(name, recipe, backbone.name, dataset)[1] if recipe else {}
+    if (dataset or shots) and not recipe:
+        said = f"dataset={dataset!r}" if dataset else f"shots={shots}"
+        raise PerlclipError(f"{said} goes with a recipe, whose settings for that are taken")
+    wanted = find_recipe(name, recipe, backbone.name, dataset, shots)[1] if recipe else {}
     config = cls.config_class.checked(name, wanted | settings)
     with Seeded(seed):
         method = cls(backbone, config)
-    method.made_for, method.given = (recipe, dataset), frozenset(settings)
+    method.made_for, method.given = (recipe, dataset, shots), frozenset(settings)
     return method.to(backbone.device)

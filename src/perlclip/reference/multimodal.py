@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.reference.base import Plain, fill, insert, replace, unit
+from perlclip.reference.base import Plain, fill, insert, read, replace, unit
 
 
 class PlainPrompted(Plain):
@@ -15,6 +15,14 @@ class PlainPrompted(Plain):
     def prompts(self, side: str) -> list[Tensor]:
         """(K, D) prompts of the blocks 0, 1, ..."""
         raise NotImplementedError
+
+    def text(self, names: list[str], template: str) -> Tensor:
+        """(C, E); more prompts than "a photo of a" has words stand before the name alone."""
+        K = len(self.prompts("text")[0])
+        if K <= 4 or self.config.template != "a photo of a {}.":
+            return super().text(names, template)
+        ids_CN, end_C = self.tokenise(fill("{}.", names), free=K)
+        return self.project("text", read(self.blocks("text", self.embed_text(ids_CN)), end_C))
 
     def embed_text(self, ids_CN: Tensor, words_MD: Tensor | None = None) -> Tensor:
         """The first words give way to the prompts, which get the positions of those words."""

@@ -25,7 +25,7 @@ class PlainPerl(Plain):
     def states(self, side: str, x_XND: Tensor, row_X: Tensor) -> list[Tensor]:
         """h0, …, hK: J + (K+1)(L-J) blocks, every row of each. A tower without a projector stays at h0."""
         assert self.config.variant in ("shared", "early"), "the others are PlainPerlVariants"
-        (J,), K = self.config.depths, self.config.steps
+        (J,), K = self.config.depths(side), self.config.steps
         S = self.blocks(side, x_XND, 0, J)
         h, z = [read(self.blocks(side, S, J), row_X)], []
         for k in range(1, K + 1 if side in self.method.projectors else 1):
@@ -92,7 +92,7 @@ class PlainPerlVariants(PlainPerl):
 
     def states(self, side: str, x_XND: Tensor, row_X: Tensor) -> list[Tensor]:
         """h0, …, hK; thoughts enter at the first depth, and before each later one its own take their rows."""
-        depths, K = self.config.depths, self.config.steps
+        depths, K = self.config.depths(side), self.config.steps
         S = self.blocks(side, x_XND, 0, depths[0])
         h: list[Tensor] = [read(self.blocks(side, S, depths[0]), row_X)]
         z: list[list[Tensor]] = [[] for _ in depths]

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from perlclip.bench.store import Record
-from perlclip.report.tables import OUTSIDE, Cell, Column, Table
+from perlclip.bench.store import UNTRAINED, Record
+from perlclip.report.paper import CALLED, NAMES
+from perlclip.report.tables import OUTSIDE, SAME, Cell, Column, Line, Shown, Table
 from perlclip.viz.markup import aligned, csv_lines, markdown_text
 
 _MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
@@ -45,7 +46,7 @@ def comma_separated(table: Table) -> str:
 def _parts(cell: Cell, column: Column, with_paper: bool) -> Iterator[tuple[str, object]]:
     name = column.title.replace("×", "times").replace("Δ", "delta").replace(" ", "_")
     whole = column.kind == "count" and cell.value is not None and cell.value.is_integer()
-    yield name, int(cell.value or 0) if whole else cell.value
+    yield name, cell.word if column.kind == "word" else int(cell.value or 0) if whole else cell.value
     if column.kind == "accuracy":
         yield f"{name}_std", cell.spread
     if column.kind == "difference":
@@ -54,7 +55,7 @@ def _parts(cell: Cell, column: Column, with_paper: bool) -> Iterator[tuple[str, 
     if with_paper:
         yield f"{name}_paper", cell.paper and cell.paper.printed
     if with_paper and column.kind == "accuracy":
-        yield f"{name}_outside", "" if cell.paper is None or cell.spread is None else int(cell.outside)
+        yield f"{name}_outside", "" if cell.paper is None or cell.limit is None else int(cell.outside)
 
 
 def runs_csv(records: Sequence[Record]) -> str:
@@ -78,6 +79,7 @@ def _line(record: Record) -> dict[str, Any]:
 _ESCAPES = str.maketrans(
     {
         "±": r"$\pm$", "−": "$-$", "×": r"$\times$", "†": r"$\dagger$", "–": "--", "Δ": r"$\Delta$", "λ": r"$\lambda$",
+        "→": r"$\to$",
         "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
         ">": r"\textgreater{}", "|": r"\textbar{}",
         **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -93,7 +95,41 @@ def escaped(text: str) -> str:
 def latex(table: Table) -> str:
     r"""A `table` with \label{tab:NAME} that needs only booktabs; what is too wide goes on below."""
     blocks = "\n\\par\\medskip\n".join(_tabular(table, block) for block in _blocks(table))
-    return _floating(table.name, " ".join([table.caption, "; ".join(_legend(table)) + "."]), blocks)
+    legend = "; ".join(_legend(table))
+    return _floating(table.name, " ".join([table.caption, *([legend + "."] if legend else [])]), blocks)
+
+
+_UPRIGHT = r"\rotatebox{{90}}{{{}}}"  # a data set's name above its column
+
+
+def latex_of_the_paper(table: Table) -> str:
+    r"""One `table` as the paper has it, needing booktabs and graphicx: means alone, a line for each method.
+
+    What is untrained stands above the first rule and PERL below the last.
+    """
+    upright = [column.kind == "accuracy" and column.title not in CALLED.values() for column in table.columns]
+    titles = [escaped(_title(column)) for column in table.columns]
+    heads = ["Method", *(_UPRIGHT.format(title) if up else title for title, up in zip(titles, upright, strict=True))]
+    lines = [rf"\begin{{tabular}}{{@{{}}l{'r' * len(table.columns)}@{{}}}}", r"\toprule", " & ".join(heads) + r" \\"]
+    last = None
+    for line, cells in table.texts():
+        group = (line.row.recipe != UNTRAINED) + (line.row.method == "perl")
+        lines += [r"\midrule"] * (group != last)
+        last = group
+        words = [_LATEX[cell.mark].format(escaped(_short(cell))) for cell in cells]
+        lines.append(" & ".join([escaped(_label(line)), *words]) + r" \\")
+    body = "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+    return _floating(table.name, table.caption, f"\\resizebox{{\\textwidth}}{{!}}{{%\n{body}}}")
+
+
+def _short(cell: Shown) -> str:
+    """Counts as the paper has them: 813K, 4.9M."""
+    if cell.kind != "count" or not cell.value:
+        return cell.number
+    for size, letter in ((1e6, "M"), (1e3, "K")):
+        if cell.value >= size:
+            return f"{cell.value / size:.{int(size == 1e6)}f}{letter}"
+    return cell.number
 
 
 def plain_latex(name: str, caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -110,28 +146,40 @@ def _floating(name: str, caption: str, body: str) -> str:
     )
 
 
+def _label(line: Line) -> str:
+    """With the method's published name."""
+    method = line.row.method
+    return NAMES.get(method, method) + line.label.removeprefix(method) if line.label.startswith(method) else line.label
+
+
+def _title(column: Column) -> str:
+    """With the data set's published name."""
+    return NAMES.get(column.title, column.title)
+
+
 def _legend(table: Table) -> Iterator[str]:
     """How to read what is in the cells."""
     cells = [
         (cell, column.kind) for line in table.lines for cell, column in zip(line.cells, table.columns, strict=True)
     ]
-    yield "Best bold, second best underlined"
+    if table.marks():
+        yield "Best bold, second best underlined"
     if any(cell.spread is not None for cell, _ in cells):
         yield "± standard deviation over seeds"
     if any(cell.span and kind == "difference" for cell, kind in cells):
         yield "[95 % interval of a paired bootstrap over images]"
     if any(cell.paper for cell, _ in cells):
-        yield f"(number of the paper, {OUTSIDE} more than two standard deviations away)"
+        yield f"(number of the paper, {OUTSIDE} more than two standard deviations away, or {SAME} points if untrained)"
 
 
 def _blocks(table: Table) -> list[list[int]]:
     """Columns that fit side by side."""
     lines = table.texts()
-    room = _WIDTH - max(len(line.label) for line, _ in lines)
+    room = _WIDTH - max(len(_label(line)) for line, _ in lines)
     blocks: list[list[int]] = [[]]
     used = 0
     for c, column in enumerate(table.columns):
-        width = _GAP + max(len(column.title), *(len(str(cells[c])) for _, cells in lines))
+        width = _GAP + max(len(_title(column)), *(len(str(cells[c])) for _, cells in lines))
         if used + width > room and blocks[-1]:
             blocks.append([])
             used = 0
@@ -141,10 +189,10 @@ def _blocks(table: Table) -> list[list[int]]:
 
 
 def _tabular(table: Table, columns: list[int]) -> str:
-    rows = [[escaped(title) for title in (table.head, *(table.columns[c].title for c in columns))]]
+    rows = [[escaped(title) for title in (table.head, *(_title(table.columns[c]) for c in columns))]]
     for line, cells in table.texts():
         marked = [(_LATEX[cells[c].mark].format(escaped(cells[c].number)), cells[c].beside) for c in columns]
-        rows.append([escaped(line.label), *(" ".join([main, *map(escaped, rest)]) for main, rest in marked)])
+        rows.append([escaped(_label(line)), *(" ".join([main, *map(escaped, rest)]) for main, rest in marked)])
     alignment = "".join("r" if table.columns[c].kind in ("count", "ratio") else "l" for c in columns)
     return _ruled(f"l{alignment}", rows)
 

@@ -8,7 +8,7 @@ as table `text`, the accuracies its prose names. The average HM is the mean of t
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -20,6 +20,19 @@ SETS = (
     "imagenet", "caltech101", "oxford_pets", "stanford_cars", "oxford_flowers", "food101", "fgvc_aircraft", "sun397",
     "dtd", "eurosat", "ucf101", "imagenet_v2", "imagenet_sketch", "imagenet_a", "imagenet_r",
 )  # fmt: skip
+# How the paper prints them, in its order.
+NAMES = dict(
+    zip(
+        (*METHODS, *SETS),
+        (
+            "CLIP", "CoOp", "CoCoOp", "KgCoOp", "MaPLe", "PromptSRC", "ProVP", "TCP", "MMA", "MMRL", "MMRL++", "PERL",
+            "ImageNet", "Caltech101", "OxfordPets", "StanfordCars", "Flowers102", "Food101", "FGVCAircraft", "SUN397",
+            "DTD", "EuroSAT", "UCF101", "ImageNet-V2", "ImageNet-Sketch", "ImageNet-A", "ImageNet-R",
+        ),
+        strict=True,
+    )
+)  # fmt: skip
+CALLED = {"base": "Base", "novel": "Novel", "mean of HMs": "HM", "mean of targets": "Average"}  # of its averages
 SOURCE = SETS[0]
 AVERAGED_OVER = {"base-to-novel": 11, "cross-dataset": 11, "domain-shift": 5}  # sets of each protocol
 # PERL's settings, the depth of each variant, and the order in which the tables have the words among the settings.
@@ -27,6 +40,12 @@ PERL = {
     "rank": 1, "steps": 4, "depth": 7, "anchor": 1.0, "modalities": "both", "variant": "shared", "init": "normal",
 }  # fmt: skip
 DEPTHS = {"shared": 7, "early": 0, "deep": (3, 7, 11), "step": 7, "layer": (7, 9, 11), "layerstep": (7, 9, 11)}
+# Of its table of variants the columns behind J, and what each variant has of them.
+TRAITS = ("skip early", "multi-depth", "layer-specific", "step-specific")
+VARIANTS = {
+    "early": (), "deep": TRAITS[1:2], "shared": TRAITS[:1], "step": (TRAITS[0], TRAITS[3]), "layer": TRAITS[:3],
+    "layerstep": TRAITS,
+}  # fmt: skip
 WORDS = (*DEPTHS, "text", "vision", "both", "normal", "torch", "zero")
 
 
@@ -67,6 +86,12 @@ class Slip:
 def published() -> tuple[Published, ...]:
     """All numbers, in the order of the paper: the main tables come before the appendix, the prose is last."""
     return tuple(Published(printed=row.pop("value"), **row) for row in _read("tables.csv"))
+
+
+def ratio(parameters: Published) -> Published:
+    """The cell of the column ×PERL: it is that of the rounded counts, so 4.9M / 6K = 817 for MMRL."""
+    times = parameters.value / 6000
+    return replace(parameters, metric="ratio", printed=f"{int(times + 0.5)}" if times >= 1 else f"{times:.2f}")
 
 
 def slips() -> list[Slip]:

@@ -16,6 +16,7 @@ from perlclip.report.tables import Cell, Line, Table
 from perlclip.viz.drawing import Drawing, draw
 from perlclip.viz.style import BLUE, GREEN, GREY, SOFT, VERMILION, look
 
+DRAWN = ("vision_depth", "text_depth", "depth", "steps", "rank", "anchor")  # settings whose ablation is a curve
 Look = dict[str, Any]
 Points = Sequence[tuple[float, Cell]]
 
@@ -25,7 +26,7 @@ def drawings(section: Section) -> list[Drawing]:
     protocol, name, table = section.study.condition.protocol, section.study.name, section.summary
     found = [parameters_figure(f"{name}-parameters", table)] if protocol == "base-to-novel" else []
     varied = section.ablations if protocol == "base-to-novel" else []
-    found += [_ablation(key, table) for key, table in varied if key in ("depth", "steps")]
+    found += [_ablation(key, table) for key, table in varied if key in DRAWN]
     found += [shots_figure(f"{name}-shots", table)] if protocol == "few-shot" else []
     return [drawing for drawing in found if drawing is not None]
 
@@ -94,7 +95,7 @@ def _ablation(key: str, table: Table) -> Drawing | None:
     curves = {}
     for title, (colour, marker) in halves.items():
         lines = zip(table.lines, table.column(title), strict=True)
-        points = [(float(line.setting), cell) for line, cell in lines if isinstance(line.setting, int)]
+        points = [(float(line.setting), cell) for line, cell in lines if isinstance(line.setting, int | float)]
         curves[title] = points, {"color": colour, "marker": marker}
     what = " ".join(VARIED[key])
     return _curves(table.name, f"Accuracy against {what}. {table.caption}", (6.4, 3.8), curves, xlabel=what)

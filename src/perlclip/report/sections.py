@@ -11,11 +11,13 @@ from perlclip.report import paper
 from perlclip.report.comparison import Row, Scores, Study, rank, shown
 from perlclip.report.paper import Published
 from perlclip.report.statistics import AVERAGES, DRAWS, HALVES, Array, by_set, interval, over_seeds
-from perlclip.report.tables import OUTSIDE, Cell, Column, Line, Table
+from perlclip.report.tables import OUTSIDE, SAME, Cell, Column, Line, Table
 from perlclip.viz.markup import MISSING
 
 # Settings of PERL's that ablations vary: what they are, and the paper's symbol.
 VARIED = {
+    "vision_depth": ("injection depth of the vision tower", "J"),
+    "text_depth": ("injection depth of the text tower", "J"),
     "depth": ("injection depth", "J"),
     "steps": ("refinement steps", "K"),
     "modalities": ("towers that think", ""),
@@ -37,6 +39,7 @@ class Section:
     summary: Table
     sets: list[Table]
     ablations: list[tuple[str, Table]]  # with the setting that is varied, or nothing
+    layout: Table | None  # as the paper has it, for LaTeX
 
     @property
     def short(self) -> str:
@@ -54,7 +57,9 @@ class Section:
 def section(study: Study) -> Section:
     """Everything to show of a study."""
     title = capital(_conditions(study))
-    return Section(study, title, sentences(study), study.notes, summary(study), sets(study), ablations(study))
+    return Section(
+        study, title, sentences(study), study.notes, summary(study), sets(study), ablations(study), layout(study)
+    )
 
 
 def summary(study: Study) -> Table:
@@ -79,12 +84,36 @@ def sets(study: Study) -> list[Table]:
         for row, spreads in found.items():
             printed = [_paper(study, row, name, metric.lower()) for name in study.sets]
             value_D, spread_D = spreads[metric]
-            cells = map(_cell, value_D, [None] * len(value_D) if spread_D is None else spread_D, printed)
+            spreads_D = [None] * len(value_D) if spread_D is None else spread_D
+            cells = [_cell(*one, row) for one in zip(value_D, spreads_D, printed, strict=True)]
             lines.append(Line(row, row.label, study.rows[row].seeds, tuple(cells)))
         name, title = f"{study.name}-sets-{metric.lower()}", f"{_metric(study, metric)}, set by set"
         caption = capital(f"{_conditions(study)}: {title}.")
         tables.append(Table(name, capital(title), caption, "method", columns, tuple(lines)))
     return tables
+
+
+def layout(study: Study) -> Table | None:
+    """The paper's main table: every set (of two halves the HM), the averages, and the difference where it belongs."""
+    single, whole = sets(study)[:1], summary(study)
+    if study.condition.protocol not in paper.AVERAGED_OVER or not whole.lines:
+        return None
+    kept = [c for c, column in enumerate(whole.columns) if column.kind != "accuracy" or column.title in paper.CALLED]
+    first, rest = kept[:2], kept[2:]  # parameters and their ratio stand first
+    heads = {"parameters": "#Params", "× PERL": "×PERL", "Δ HM to PERL": "ΔHM", "Δ to PERL": "ΔAvg."} | paper.CALLED
+    columns = [replace(whole.columns[c], title=heads[whole.columns[c].title]) for c in kept]
+    lines = []
+    for line, beside in zip(whole.lines, single[0].lines, strict=True):
+        cells = [*(line.cells[c] for c in first), *beside.cells, *(line.cells[c] for c in rest)]
+        bare = [replace(cell, spread=None, span=None, paper=None, word=cell.word and MISSING) for cell in cells]
+        lines.append(replace(line, cells=tuple(bare)))
+    return replace(
+        whole,
+        name=f"{study.name}-paper",
+        caption=f"{whole.caption} Means over seeds; Δ is the gap to PERL.",
+        columns=(*columns[:2], *single[0].columns, *columns[2:]),
+        lines=tuple(lines),
+    )
 
 
 def ablations(study: Study) -> list[tuple[str, Table]]:
@@ -111,7 +140,9 @@ def _ablation(study: Study, recipe: str, key: str, rows: Sequence[Row]) -> Table
     default = study.reference(recipe)
     settings: dict[Row, Any] = {row: dict(row.settings).get(key, row.setting) for row in rows}
     if default is not None and default.recipe == recipe:
-        settings[default] = paper.PERL.get(key, "none")
+        settings[default] = (
+            paper.PERL["depth"] if key in ("vision_depth", "text_depth") else paper.PERL.get(key, "none")
+        )
     else:
         default = None
     lines = [
@@ -122,13 +153,25 @@ def _ablation(study: Study, recipe: str, key: str, rows: Sequence[Row]) -> Table
     columns = [d for d in places if any(_there(study.rows[row], d) for row in rows)] or places
     which = "" if len(columns) == len(places) else f" ({', '.join(study.sets[d] for d in columns)})"
     told = f"PERL's {what} {symbol}".rstrip() + ("" if recipe == paper.RECIPE else f", recipe {recipe}")
+    found = _averages(study, lines, columns, default)
     return replace(
-        _averages(study, lines, columns, default),
+        _with_traits(found) if key == "variant" else found,
         name=f"{study.name}-ablation-{key or 'other'}-{recipe}",
         head=symbol or what,
         title=f"{told}: mean of {_sets(len(columns))}{which}",
         caption=capital(f"{_conditions(study)}: {told}, mean of {_sets(len(columns))}{which}."),
     )
+
+
+def _with_traits(table: Table) -> Table:
+    """The paper's columns on what a variant is, behind the parameters."""
+    columns = (Column("J", "word"), *(Column(trait, "word") for trait in paper.TRAITS))
+    lines = []
+    for line in table.lines:
+        has, depth = paper.VARIANTS.get(line.setting, ()), paper.DEPTHS.get(line.setting, MISSING)
+        words = [shown(depth), *("yes" if trait in has else "no" for trait in paper.TRAITS)]
+        lines.append(replace(line, cells=(line.cells[0], *(Cell(word=word) for word in words), *line.cells[1:])))
+    return replace(table, columns=(table.columns[0], *columns, *table.columns[1:]), lines=tuple(lines))
 
 
 def _there(scores: Scores, d: int) -> bool:
@@ -158,18 +201,20 @@ def _averages(
         printed = {name: _paper_average(study, row, name, len(columns)) for name in (*names, "parameters", gap)}
         spreads = over_seeds(formula, scores.of(columns))
         ours = _parameters(scores, printed["parameters"])
-        cells = [ours, Cell(ours.value / perls) if ours.value is not None and perls else Cell()]
-        cells += [_cell(*spreads[name], printed[name]) for name in names]
+        times = paper.ratio(printed["parameters"]) if printed["parameters"] and row.recipe != UNTRAINED else None
+        cells = [ours, Cell(ours.value / perls if ours.value is not None and perls else None, paper=times)]
+        cells += [_cell(*spreads[name], printed[name], row) for name in names]
         if main:
             cells.append(_difference(study, row, reference, columns, printed[gap]))
         found.append(Line(row, label, scores.seeds, tuple(cells), setting))
     return Table("", "", "", "method", tuple(heads), tuple(found))
 
 
-def _cell(number: Any, spread: Any = None, printed: Published | None = None) -> Cell:
+def _cell(number: Any, spread: Any = None, printed: Published | None = None, row: Row | None = None) -> Cell:
     if np.isnan(number):
         return Cell(paper=printed)
-    return Cell(float(number), None if spread is None else float(spread), paper=printed)
+    untrained = printed is not None and row is not None and row.recipe == UNTRAINED
+    return Cell(float(number), None if spread is None else float(spread), paper=printed, untrained=untrained)
 
 
 def _parameters(scores: Scores, printed: Published | None) -> Cell:
@@ -271,7 +316,8 @@ def sentences(study: Study) -> list[str]:
     if c.has_paper:
         said.append(
             f"In parentheses is what the paper prints, with {OUTSIDE} where that is more than two standard deviations "
-            "over our seeds away from ours; a number from a single seed is not judged."
+            f"over our seeds away from ours, or {SAME} points from what is not trained; a number from a single seed is "
+            "not judged. Its × PERL is the ratio of rounded counts (4.9M / 6K), ours that of the exact ones."
         )
     else:
         said.append("The paper has no numbers for these conditions, so none stand beside ours.")

@@ -9,6 +9,7 @@ from perlclip.report.paper import Published
 from perlclip.viz.markup import MISSING
 
 OUTSIDE = "†"
+SAME = 0.2  # points that an untrained CLIP may differ by, for its number format and the resizing of images
 
 
 @dataclass(frozen=True)
@@ -20,13 +21,19 @@ class Cell:
     span: tuple[float, float] | None = None  # interval of a difference, range of a count
     paper: Published | None = None
     word: str = ""
+    untrained: bool = False  # so that it has no spread
+
+    @property
+    def limit(self) -> float | None:
+        """How far the paper's number may be away; a single seed cannot tell."""
+        return SAME if self.untrained else None if self.spread is None else 2 * self.spread
 
     @property
     def outside(self) -> bool:
-        """Whether the paper's number is more than two standard deviations away; a single seed cannot tell."""
-        if self.value is None or self.spread is None or self.paper is None:
+        """Whether it is further away."""
+        if self.value is None or self.limit is None or self.paper is None:
             return False
-        return abs(self.value - self.paper.value) > 2 * self.spread
+        return abs(self.value - self.paper.value) > self.limit
 
 
 @dataclass(frozen=True)
@@ -79,14 +86,18 @@ class Table:
         return [line.cells[index] for line in self.lines]
 
     def marks(self) -> dict[tuple[int, int], str]:
-        """(line, column) of `best` and `second` accuracies; what is printed the same is marked the same."""
+        """(line, column) of `best` and `second` accuracies; what is printed the same is marked the same.
+
+        Where all are the same, or there is one alone, nothing is best.
+        """
         found: dict[tuple[int, int], str] = {}
         for c, column in enumerate(self.columns):
             cells = enumerate(line.cells[c] for line in self.lines)
             ranked = {
                 i: number(cell, column) for i, cell in cells if column.kind == "accuracy" and cell.value is not None
             }
-            for mark, text in zip(("best", "second"), sorted(set(ranked.values()), key=float)[::-1], strict=False):
+            texts = sorted(set(ranked.values()), key=float)[::-1]
+            for mark, text in zip(("best", "second"), texts if len(texts) > 1 else (), strict=False):
                 found |= {(i, c): mark for i, other in ranked.items() if other == text}
         return found
 
@@ -108,7 +119,7 @@ class Table:
 NUMBERS: dict[str, Callable[[Any], str]] = {
     "accuracy": lambda cell: f"{cell.value:.2f}",
     "difference": lambda cell: signed(cell.value),
-    "ratio": lambda cell: f"{float(f'{cell.value:.2g}'):,.10g}×",
+    "ratio": lambda cell: f"{cell.value:,.0f}×" if cell.value >= 9.5 else f"{float(f'{cell.value:.2g}'):g}×",
     "count": lambda cell: "–".join(f"{count:,.0f}" for count in cell.span or (cell.value,)),
 }
 
@@ -132,5 +143,6 @@ def beside(cell: Cell, column: Column) -> list[str]:
     if cell.span and column.kind == "difference":
         parts.append(f"[{signed(cell.span[0])}, {signed(cell.span[1])}]")
     if cell.paper:
-        parts.append(f"({cell.paper.printed.replace('-', '−')}{OUTSIDE * cell.outside})")
+        times = "×" * (column.kind == "ratio")
+        parts.append(f"({cell.paper.printed.replace('-', '−')}{times}{OUTSIDE * cell.outside})")
     return parts

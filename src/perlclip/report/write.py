@@ -8,13 +8,13 @@ from pathlib import Path
 
 from perlclip.files import write_files
 from perlclip.report.collect import Chapter, Collected, chapters, collect, name_of
-from perlclip.report.formats import comma_separated, latex, markdown, plain_latex, runs_csv
+from perlclip.report.formats import comma_separated, latex, latex_of_the_paper, markdown, plain_latex, runs_csv
 from perlclip.report.paper import slips
 from perlclip.report.plots import drawings
 from perlclip.report.sections import Section, section
 from perlclip.report.tables import OUTSIDE
 from perlclip.viz.drawing import Drawing
-from perlclip.viz.dynamics import LONG
+from perlclip.viz.dynamics import LONG, LONG_DRIFT
 from perlclip.viz.markup import MISSING, aligned, csv_text, markdown_text
 from perlclip.viz.pages import page
 
@@ -39,12 +39,20 @@ def write_report(folders: Sequence[Path], out: Path, *, analysis: Sequence[Path]
         for table in one.tables:
             contents[out / "tables" / f"{table.name}.csv"] = comma_separated(table)
             contents[out / "tables" / f"{table.name}.tex"] = latex(table)
+        if one.layout:
+            contents[out / "latex" / f"{one.layout.name}.tex"] = latex_of_the_paper(one.layout)
     for chapter in analyses:
         name, numbers = chapter.name, chapter.found
         contents[out / "tables" / f"{name}.csv"] = csv_text(LONG, numbers.long())
         contents[out / "tables" / f"{name}.tex"] = plain_latex(
             name, f"{chapter.title}. {numbers.note}", numbers.head, numbers.rows
         )
+        if numbers.drift:
+            caption = f"{chapter.title}: median drift KL(p0 || pk) in nats by transition. {numbers.note}"
+            contents[out / "tables" / f"{name}-drift.csv"] = csv_text(LONG_DRIFT, numbers.long_drift())
+            contents[out / "tables" / f"{name}-drift.tex"] = plain_latex(
+                f"{name}-drift", caption, numbers.drift_head, numbers.drift_rows
+            )
     for drawing in chain(*(figures for _, figures in parts), *(chapter.drawings for chapter in analyses)):
         contents |= drawing.files(out / "figures")
     contents[out / "runs.csv"] = runs_csv(found.complete)

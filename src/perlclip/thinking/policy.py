@@ -164,7 +164,7 @@ def require_steps(method: Method) -> Perl:
 def refined_share(method: Perl) -> float:
     """The part of the image tower's blocks that a refinement step runs again."""
     vision = method.backbone.vision
-    return (vision.depth - method.config.depths[0]) / vision.depth
+    return (vision.depth - method.config.depths("vision")[0]) / vision.depth
 
 
 def make_plan(method: Method, steps: Steps, policy: Policy | None, limits: Sequence[Limit] = ()) -> Plan:

@@ -123,7 +123,7 @@ def fit(
     train_set, _ = readable(train_set, progress=progress)  # now, not in the middle of the training
     if head and not method.num_trainable:
         return _head_alone(method, train_set, seed, workers)
-    name, found = _resolve(method, recipe, dataset)
+    name, found = _resolve(method, recipe, dataset, train_set.shots or 0)
     run = _Run(method, train_set, found, seed, compile)
     path = Path(checkpoint) if checkpoint else None
     if resume and path and path.exists():
@@ -401,7 +401,7 @@ class _Run:
         )
 
 
-def _resolve(method: Method, recipe: str | Recipe | None, dataset: str) -> tuple[str, Recipe]:
+def _resolve(method: Method, recipe: str | Recipe | None, dataset: str, shots: int) -> tuple[str, Recipe]:
     """The recipe and its name.
 
     Settings that it wants and that no parameter depends on are made, unless the method's maker chose others; a method
@@ -411,16 +411,17 @@ def _resolve(method: Method, recipe: str | Recipe | None, dataset: str) -> tuple
         raise PerlclipError(f"method {method.name!r} has nothing to train")
     if isinstance(recipe, Recipe):
         return "own", recipe
-    name, dataset = recipe or method.made_for[0] or default_recipe(method.name), dataset or method.made_for[1]
-    found, wanted = find_recipe(method.name, name, method.backbone.name, dataset)
-    if method.made_for[0]:  # the settings of another recipe are no longer wanted
-        made = find_recipe(method.name, method.made_for[0], method.backbone.name, method.made_for[1])[1]
+    made_for, made_on, made_with = method.made_for
+    name, dataset, shots = recipe or made_for or default_recipe(method.name), dataset or made_on, made_with or shots
+    found, wanted = find_recipe(method.name, name, method.backbone.name, dataset, shots)
+    if made_for:  # the settings of another recipe are no longer wanted
+        made = find_recipe(method.name, made_for, method.backbone.name, made_on, made_with)[1]
         wanted = {key: getattr(method.config_class(), key) for key in made} | wanted
     lacking = {key: value for key, value in wanted.items() if getattr(method.config, key) != value}
     free = method.config.adjustable & lacking.keys()
     method.config = replace(method.config, **{key: lacking[key] for key in free - method.given})
     lacking = {key: value for key, value in lacking.items() if key not in free}
-    if lacking and method.made_for != (name, dataset):
+    if lacking and (made_for, made_on) != (name, dataset):
         settings = ", ".join(f"{key}={value!r}" for key, value in lacking.items())
         how = f"recipe={name!r}" + (f", dataset={dataset!r}" if dataset else "")
         raise PerlclipError(

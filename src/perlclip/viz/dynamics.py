@@ -6,7 +6,7 @@ The analysis writes `settings.json` and the figures, the report reads them, and 
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from perlclip.viz.markup import MISSING, aligned, markdown_text
 TITLE, FILE = "Dynamics of iterative reasoning", "settings.json"
 BAND = ("mean", "low", "high")
 LONG = ("setting", "dataset", "metric", "step", *BAND)
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+LONG_DRIFT = ("setting", "transition", "images", "step", "mean", *(f"q{round(100 * q):02}" for q in QUANTILES))
 Bands = dict[str, dict[str, list[float]]]  # metric -> mean, low, high -> a number for each step
 
 
@@ -30,6 +32,8 @@ class Dynamics:
     metrics: dict[str, str]  # name -> title
     averages: dict[str, Bands]  # by setting
     sets: dict[str, dict[str, Bands]]  # by setting and data set
+    # By setting, of each transition: its name, how many images, mean and quantiles of KL(p_0 ‖ p_k) at every step.
+    drift: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # 0.1.0 did not keep it
 
     def content(self) -> bytes:
         """As a file."""
@@ -45,24 +49,77 @@ class Dynamics:
                 steps = {len([float(number) for number in bands[metric][part]]) for part in BAND}
                 if len(steps) > 1 or 0 in steps:
                     raise ValueError(f"{metric} without steps")
+        for _, _, _, _, *numbers in self.long_drift():
+            if len([float(number) for number in numbers]) != 1 + len(QUANTILES):
+                raise ValueError("drift without quantiles")
+
+    def whole(self, setting: str) -> str:
+        """The setting that this one is half of, if there is one: base and novel classes of base-to-novel."""
+        name, _, rest = setting.partition(": ")
+        candidate = f"{name} {rest.partition(' ')[2]}".strip()
+        return candidate if rest and candidate in self.averages else ""
+
+    def half(self, setting: str) -> str:
+        """Which half it is."""
+        return setting.partition(": ")[2].partition(" ")[0]
 
     @property
     def note(self) -> str:
         """What was measured."""
         return (
             f"PERL's runs: {'; '.join(self.conditions)}. Accuracy is of all test images, as recorded; the rest of up "
-            f"to {self.images_a_set} images of each test set. Bands are 95 %: for averages those of the change since "
-            "step 0, over data sets; for single sets over images. Seeds are averaged."
+            f"to {self.images_a_set} images of each test set. Bands are 95 % (Student's t): for averages those of the "
+            "change since step 0, over data sets; for single sets over images. Seeds are averaged."
         )
 
     @property
+    def set_figures(self) -> dict[str, str]:
+        """File names without ending, and the setting that they show set by set; of halves, not of their whole."""
+        wholes = {self.whole(setting) for setting in self.sets}
+        settings = [setting for setting in self.sets if setting not in wholes]
+        return {"sets-" + re.sub(r"[^\w.=-]+", "-", setting).strip("-"): setting for setting in settings}
+
+    @property
     def figures(self) -> dict[str, str]:
-        """File names without ending, and captions: that of the averages, then one for each setting."""
-        captions = {"settings": "Each setting's mean over its data sets at every step, with 95 % bands."}
-        for setting, found in self.sets.items():
-            name = re.sub(r"[^\w.=-]+", "-", setting).strip("-")
-            captions[f"sets-{name}"] = f"{setting}, set by set ({len(found)} data set{'s' * (len(found) != 1)})."
+        """File names without ending, and captions: of the averages, of the drift, then one for each setting."""
+        captions = {"settings": "Each setting's mean over its data sets at every step, with 95 % bands; own scales."}
+        if self.drift:
+            captions["drift"] = (
+                "KL(p₀ ‖ pₖ) by setting and transition, images of all sets and seeds. Boxes: the middle half, with the "
+                "median; whiskers: 5 to 95 %; small marks: the mean."
+            )
+        for name, setting in self.set_figures.items():
+            count = len(self.sets[setting])
+            captions[name] = f"{setting}, set by set ({count} data set{'s' * (count != 1)})."
         return captions
+
+    @property
+    def tables(self) -> list[tuple[list[str], list[list[str]]]]:
+        """Head and rows: the averages, and the median drift."""
+        return [(self.head, self.rows), *([(self.drift_head, self.drift_rows)] if self.drift else [])]
+
+    @property
+    def drift_head(self) -> list[str]:
+        """Of the drift's table."""
+        return ["setting", "transition", "images", *(f"median KL, {step}" for step in self.head[4:])]
+
+    @property
+    def drift_rows(self) -> list[list[str]]:
+        """A line for each setting and transition."""
+        rows = []
+        for setting, found in self.drift.items():
+            for one in found:
+                medians = [f"{numbers[QUANTILES.index(0.5)]:.3g}" for numbers in one["quantiles"][1:]]
+                row = [setting, one["transition"], f"{one['count']:,}", *medians]
+                rows.append(row + [MISSING] * (len(self.drift_head) - len(row)))
+        return rows
+
+    def long_drift(self) -> Iterator[list[Any]]:
+        """A line for each setting, transition and step, in the columns `LONG_DRIFT`."""
+        for setting, found in self.drift.items():
+            for one in found:
+                for k, (mean, quantiles) in enumerate(zip(one["mean"], one["quantiles"], strict=True)):
+                    yield [setting, one["transition"], one["count"], k, mean, *quantiles]
 
     @property
     def head(self) -> list[str]:
@@ -92,13 +149,13 @@ class Dynamics:
 
     def markdown(self, title: str = TITLE, figures: str = "") -> str:
         """A section; `figures` is what stands before the figures' file names."""
-        (averages, caption), *each = self.figures.items()
-        rows = [[markdown_text(word) for word in row] for row in self.rows]
-        paragraphs = [f"## {markdown_text(title)}", markdown_text(self.note), aligned(self.head, rows).rstrip()]
-        paragraphs.append(f"![{caption}]({figures}{averages}.png)")
-        for stem, caption in each:
-            paragraphs += [f"<details><summary>{escape(caption)}</summary>"]
-            paragraphs += [f"![{markdown_text(caption)}]({figures}{stem}.png)", "</details>"]
+        paragraphs = [f"## {markdown_text(title)}", markdown_text(self.note)]
+        for head, rows in self.tables:
+            paragraphs.append(aligned(head, [[markdown_text(word) for word in row] for row in rows]).rstrip())
+        for stem, caption in self.figures.items():
+            picture = f"![{markdown_text(caption)}]({figures}{stem}.png)"
+            folded = [f"<details><summary>{escape(caption)}</summary>", picture, "</details>"]
+            paragraphs += folded if stem in self.set_figures else [picture]
         return "\n\n".join(paragraphs)
 
 

@@ -119,6 +119,7 @@ def _image_set(entry: Entry, class_names: tuple[str, ...], root: Path, items: It
         class_names=class_names,
         template=entry.template,
         name=entry.name,
+        published=entry.name,
         unique_names=False,
     )
 
