@@ -3,6 +3,7 @@
     python -m benchmarks.everyone commands [--suite FILE] [--more OPTIONS]    the benchmarks behind a table, to run
     python -m benchmarks.everyone collect STORE --out FILE                    every run's numbers, as one CSV file
     python -m benchmarks.everyone show FILE                                   the table, and differences with intervals
+    python -m scripts.documents                                               both into the document
 
 A row is a method with its recipe, without or with a head. Means are over sets and seeds, HM is that of the means, and
 intervals (95 %, Student's t) are over sets, each of which is the mean of its seeds.
@@ -121,7 +122,8 @@ class Table:
         gains = [fmean(values) for values in found.values()]
         if len(gains) - 1 not in T95:
             return "–"
-        return f"{fmean(gains):+.1f} ± {T95[len(gains) - 1] * stdev(gains) / sqrt(len(gains)):.1f}"
+        interval = T95[len(gains) - 1] * stdev(gains) / sqrt(len(gains))
+        return f"{fmean(gains):+.1f} ± {interval:.1f}".replace("-", "−")
 
 
 def harmonic(a: float, b: float) -> float:
@@ -129,17 +131,34 @@ def harmonic(a: float, b: float) -> float:
     return 2 * a * b / (a + b) if a + b else 0.0
 
 
-def lines(path: Path) -> list[str]:
-    """The table and the differences, as Markdown."""
+HEAD = ("", "base", "novel", "HM", "HM among all", "numbers learned", "seconds")
+DIFFERENCES = ("", "base", "novel", "worst set, base")
+
+
+def means(path: Path) -> list[list[str]]:
+    """The rows of the table under HEAD, the best first."""
+    return [[row, *cells] for _, row, cells in Table(path).rows()]
+
+
+def by_set(path: Path) -> list[list[str]]:
+    """Base / novel of every row and set, seeds 1 to 3, under a head of their names; a dash where it was not run."""
     table = Table(path)
-    made = ["| row | base | novel | HM | HM among all | numbers learned | seconds |", "| --- |" + " --- |" * 6]
-    made += [f"| {row} | {' | '.join(cells)} |" for _, row, cells in table.rows()]
-    made += ["", "| difference | base | novel | worst set, base |", "| --- | --- | --- | --- |"]
+    made = [["", *table.sets]]
+    for row in sorted(table.accuracy):
+        base, novel = (table.by_set(row, test, ("1", "2", "3")) for test in TESTS[:2])
+        made.append([row, *(f"{base[name]:.1f} / {novel[name]:.1f}" if name in base else "–" for name in table.sets)])
+    return made
+
+
+def differences(path: Path) -> list[list[str]]:
+    """The rows of the table under DIFFERENCES."""
+    table, made = Table(path), []
     for row, other in PAIRS:
         base, novel = (table.difference(row, other, test) for test in TESTS[:2])
         one, two = table.by_set(row, TESTS[0]), table.by_set(other, TESTS[0])
         gain, worst = min(((one[name] - two[name], name) for name in one.keys() & two.keys()), default=(0.0, "–"))
-        made.append(f"| {row} − {other} | {base} | {novel} | {gain:+.1f} ({worst}) |")
+        if worst != "–":
+            made.append([f"{row} − {other}", base, novel, f"{gain:+.1f} ({worst})".replace("-", "−")])
     return made
 
 
@@ -157,7 +176,8 @@ def main() -> None:
     elif options.what == "collect":
         collect(options.paths, options.out)
     else:
-        print("\n".join(lines(options.paths[0])))
+        for row in (HEAD, *means(options.paths[0]), DIFFERENCES, *differences(options.paths[0])):
+            print("".join(f"{word:>34}" if i == 0 else f"{word:>18}" for i, word in enumerate(row)))
 
 
 if __name__ == "__main__":

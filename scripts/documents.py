@@ -15,12 +15,14 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, harmonic_mean, pstdev
 
+from benchmarks.everyone import DIFFERENCES, HEAD, by_set, differences, means
 from perlclip.files import write_files
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 BENCH, ADAPTIVE, ANALYSIS = (Path("docs/results") / name for name in ("toybox/bench", "adaptive", "analysis"))
 BLOCK = re.compile(r"<!-- table ([\w-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
+STRONG = Path("docs/results/strong")
 CONDITION = "toybox-tiny-float32-16shot"
 HALVES = ("base", "novel")
 Row = dict[str, str]
@@ -288,7 +290,27 @@ def object_table() -> str:
     return table(["", "chance", "k = 0", "1", "2", "3", "4"], rows).replace("|  |", "| |", 1)
 
 
+# ---- everyone on the same shots ----
+
+
+def everyone(suite: str, rows: Callable[[Path], list[list[str]]], head: Sequence[str]) -> Callable[[], str]:
+    """A table of benchmarks/everyone.py."""
+
+    def make() -> str:
+        path = ROOT / STRONG / f"everyone-{suite}.csv"
+        if not path.exists():
+            raise MissingError(path)
+        found = rows(path)
+        head_row, *others = [head, *found] if head else found
+        return table(head_row, others).replace("|  |", "| |", 1)
+
+    return make
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "everyone-toybox": everyone("toybox", means, HEAD),
+    "differences-toybox": everyone("toybox", differences, DIFFERENCES),
+    "everyone-photographs": everyone("photographs", by_set, ()),
     "depth": depth_table,
     "on-object": object_table,
     "main": main_table,
