@@ -1,0 +1,53 @@
+"""What a trained method says about its own shots: looked at once, for its head and for its thresholds.
+
+Shapes: K stands for the steps 0..K, N images, C classes, E embedding width, F the head's features.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perlclip.data.loading import fixed_views
+from perlclip.data.sets import ImageSet
+from perlclip.heads.head import features
+from perlclip.heads.regression import Ridge
+from perlclip.methods.base import ClassState, Method
+
+FEATURES = "first"  # see `heads.head.FEATURES`
+BATCH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Images in the test view: zero-shot's logits, the method's, the head's features, embeddings of every step."""
+
+    labels_N: Tensor
+    zero_NC: Tensor
+    adapted_NC: Tensor
+    features_NF: Tensor
+    v_KNE: Tensor
+    frozen: bool  # whether training does not change the features: they are the frozen CLIP's embeddings
+
+    def ridge(self) -> Ridge:
+        """Regression of the labels on the features."""
+        return Ridge.of(self.features_NF, self.labels_N, self.zero_NC.shape[1])
+
+
+@torch.no_grad()
+def look_at(method: Method, images: ImageSet, state: ClassState, workers: int = 0) -> Seen:
+    """Every image once, all steps; `state` is that of their classes. What comes back is on the CPU."""
+    backbone, found = method.backbone, []
+    t0_CE = backbone.encode_text(state.classes.prompts())
+    for pixels, _ in fixed_views(images, backbone.preprocess, BATCH, backbone.device, workers):
+        frozen = method.frozen(pixels)
+        logits_KBC, v_KBE = method.look(frozen, state)
+        v0_BE, f_BF = backbone.encode_image(frozen), features(FEATURES, v_KBE, method.image_steps)[-1]
+        one = (method.similarity(v0_BE, t0_CE), logits_KBC[-1], f_BF, v0_BE.float(), v_KBE.transpose(0, 1))
+        found.append([each.cpu() for each in one])
+    zero_NC, adapted_NC, features_NF, v0_NE, v_NKE = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Seen(
+        labels_N=torch.as_tensor([int(label) for label in images.labels]), zero_NC=zero_NC, adapted_NC=adapted_NC,
+        features_NF=features_NF, v_KNE=v_NKE.transpose(0, 1),
+        frozen=features_NF.shape == v0_NE.shape and torch.equal(features_NF, v0_NE),
+    )  # fmt: skip
