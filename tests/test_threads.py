@@ -174,14 +174,14 @@ def test_each_image_file_is_opened_twice_and_the_texts_prepared_once(tree, clip_
 
     opened: dict[str, int] = {}
     prepared = []
-    pil_open, read_bytes, prepare = Image.open, Path.read_bytes, Perl.prepare
+    pil_open, path_open, prepare = Image.open, Path.open, Perl.prepare
 
     def count(source):
         if str(source).endswith(".png"):
             opened[str(source)] = opened.get(str(source), 0) + 1
 
     monkeypatch.setattr(Image, "open", lambda source, *a, **k: (count(source), pil_open(source, *a, **k))[1])
-    monkeypatch.setattr(Path, "read_bytes", lambda self: (count(self), read_bytes(self))[1])
+    monkeypatch.setattr(Path, "open", lambda self, *a, **k: (count(self), path_open(self, *a, **k))[1])
     monkeypatch.setattr(Perl, "prepare", lambda self, classes: (prepared.append(1), prepare(self, classes))[1])
     done = run("fit", tree, "--backbone", clip_folder, "--out", tmp_path / "a", "--epochs", 3, "--device", "cpu")
     assert done.exit_code == 0, done.output
