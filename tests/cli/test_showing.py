@@ -57,6 +57,18 @@ def test_one_damaged_image_does_not_end_the_rest(adapter, data):
     assert stopped.exit_code == 1 and "text.png" in stopped.stderr and len(stopped.stdout.splitlines()) < 24
 
 
+def test_a_file_whose_name_is_no_text(adapter, tree, tmp_path):
+    odd = os.fsencode(tmp_path) + b"/\xff \xe2\x82\xac.png"
+    os.link(tree / "red" / "0.png", odd)
+    for form in ([], ["--json"], ["--csv"]):
+        result = run("predict", adapter, tmp_path, *form)
+        assert result.exit_code == 0 and odd in result.stdout_bytes, result.exception
+    Path(os.fsdecode(odd)).unlink()
+    Path(os.fsdecode(odd)).write_text("no image")
+    result = run("predict", adapter, tmp_path)
+    assert result.exit_code == 1 and odd in result.stderr_bytes, result.exception
+
+
 def test_a_long_list_of_damaged_images_is_cut(adapter, tmp_path):
     for i in range(30):
         (tmp_path / f"{i}.png").write_text("no image")

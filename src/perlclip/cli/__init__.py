@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -92,6 +93,9 @@ def _sentence(error: BaseException) -> str:
 @click.version_option(perlclip.__version__)
 def main(debug: bool) -> None:
     """Adapt a frozen CLIP from a handful of images, and use what came out."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names of files may have bytes that are no text, consoles few letters
+            stream.reconfigure(errors="surrogateescape" if stream.encoding == "utf-8" else "backslashreplace")
 
 
 def _load_plugins(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> None:
