@@ -25,6 +25,7 @@ class Views(Protocol):
         """A random one to train on."""
 
 
+LAST_SECONDS = 3.0
 Batches = Generator[tuple[Tensor, Tensor], None, None]  # pixels and labels
 Order = Sequence[tuple[int, Sequence[int]]]  # of each batch, its epoch and its images
 
@@ -94,9 +95,13 @@ def _load(loaded: _Loaded, order: Order, device: torch.device, workers: int) -> 
 
 
 def _ignore_interrupts(_: int) -> None:
-    """Ctrl-C reaches all processes of a terminal, SIGTERM those of a job; the main one decides when to stop."""
+    """Ctrl-C reaches all processes of a terminal, SIGTERM those of a job: the main one decides when to stop.
+
+    It ends its workers with SIGTERM itself, so that one counts after a moment, in which a step can be finished.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS))
 
 
 def _on_device(batches: Iterable[Sequence[Tensor]], device: torch.device) -> Batches:
