@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import shutil
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,8 +64,13 @@ def dies_at(moment: int, work) -> bool:
     for name in ("fsync", "replace", "unlink", "open"):
         real = getattr(os, name)
         setattr(os, name, lambda *a, real=real, **k: os._exit(9) if next(touches) == moment else real(*a, **k))
-    work()
-    os._exit(0)
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:  # never on into the tests of its parent
+        os._exit(3)
 
 
 def test_killed_at_any_moment_the_old_or_the_new_adapter_loads(folder, backbone):

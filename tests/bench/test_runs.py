@@ -277,12 +277,13 @@ def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
     assert not list(store.folder.rglob(CHECKPOINT))
 
 
-def test_ctrl_c_stops_all_processes_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_stops_all_processes_and_says_how_to_go_on(tmp_path, number, code):
     process = start(tmp_path, "--jobs", "2", "--seeds", *map(str, range(20)))
     wait_for(process, lambda: list(tmp_path.rglob(CHECKPOINT)))
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)  # ends when the last process has closed stderr
-    assert process.returncode == 130, errors
+    assert process.returncode == code, errors
     assert re.search(r"error: interrupted with \d+ of 20 runs complete; the same command goes on from there\n$", errors)
     assert "Traceback" not in errors
     found = Store(tmp_path / "runs").records()

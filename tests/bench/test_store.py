@@ -1,6 +1,7 @@
 """What makes a run complete: the same recipe, settings, data and weights; and what a failure leaves alone."""
 
 import json
+import os
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -110,6 +111,33 @@ def test_a_failure_where_version_0_1_0_kept_it_counts_once(tmp_path):
     (record,) = run_all([one], store)
     assert record["status"] == "complete" and not (store.home(one) / FAILED).exists()
     assert (len(store.records().complete), store.records().failed) == (1, [])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"seconds": {"fit": "abc"}}, {"seconds": "abc"}, {"parameters": 10**30}, {"metrics": {"base": 5}}, {"run": {}},
+     {"metrics": {"base": {"accuracy": 1.0, "step_accuracy": [float("nan")]}}}, {"config": [1]}],
+)  # fmt: skip
+def test_a_record_with_absurd_fields_is_damaged(fields, tmp_path, monkeypatch):
+    """`bench --dry-run` and `report` computed with them."""
+    runs = Path(shutil.copytree(STORED, tmp_path / "runs"))
+    store, home = Store(runs), sorted(runs.rglob(RECORD))[1].parent
+    record = json.loads((home / RECORD).read_bytes())
+    (home / RECORD).write_text(json.dumps(record | fields))
+    assert (len(store.records().complete), store.records().damaged) == (3, [home / RECORD])
+    where = ("--datasets", "blurred_shapes", "--shots", 1, "--seeds", 1, "--device", "cpu", "--out", tmp_path)
+    result = run("bench", "base-to-novel", "--methods", "zero-shot,perl,coop", *where, "--dry-run")
+    assert result.exit_code == 0 and " 1 to do" in result.stdout and "1 damaged records" in result.stderr
+
+
+def test_records_that_have_no_end_are_damaged(tmp_path):
+    runs = Path(shutil.copytree(STORED, tmp_path / "runs"))
+    first, second = sorted(runs.rglob(RECORD))[:2]
+    first.unlink()
+    first.symlink_to("/dev/zero")
+    second.unlink()
+    os.mkfifo(second)
+    assert Store(runs).records().damaged == [first, second]
 
 
 # ---- data ----

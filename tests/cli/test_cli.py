@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -299,13 +300,61 @@ def test_debug_shows_the_traceback(tmp_path):
     assert isinstance(result.exception, perlclip.PerlclipError)
 
 
+def started(*command: str) -> subprocess.Popen:
+    """`perlclip` in a process of its own that writes a checkpoint after every step."""
+    code = "from perlclip.training import loop; loop.CHECKPOINT_SECONDS = 0; from perlclip.cli import main; main()"
+    words = [sys.executable, "-c", code, *map(str, command)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_one_command_line_serves_a_job_that_is_ended_and_started_again(tree, clip_folder, tmp_path):
+    """SIGTERM as from a scheduler; the same command begins, goes on, and finds itself done."""
+    out = tmp_path / "out"
+    command = ("fit", tree, "--out", out, "--backbone", clip_folder, "--device", "cpu", "--shots", 2, "--no-head",
+               "--epochs", 8, "--resume")  # fmt: skip
+    process = started(*command)
+    while not (out / "checkpoint.safetensors").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143 and "Traceback" not in errors, errors
+    assert "no checkpoint in" in errors and "starting from the beginning" in errors and "go on with --resume" in errors
+    assert [path.name for path in out.iterdir()] == ["checkpoint.safetensors"]
+    result = run(*command)
+    assert result.exit_code == 0 and re.search(r"going on after step \d+ of the training in", result.stderr)
+    before = {path: path.read_bytes() for path in out.iterdir()}
+    result = run(*command)
+    assert result.exit_code == 0 and "holds a complete adapter: nothing to resume" in result.stdout
+    assert before == {path: path.read_bytes() for path in out.iterdir()}
+
+
+def test_a_checkpoint_that_is_damaged_is_not_gone_on_from(tree, clip_folder, tmp_path, backbone):
+    data = perlclip.load_images(tree).select([0, 9, 17])
+    path, quick = tmp_path / "checkpoint", perlclip.Recipe(epochs=1)
+
+    def resume():
+        method = perlclip.create_method("perl", backbone)
+        return perlclip.fit(method, data, recipe=quick, head=False, checkpoint=path, resume=True, progress=False)
+
+    resume()  # from nothing
+    content = path.read_bytes()
+    for place in range(9, len(content), 997):
+        damaged = bytearray(content)
+        damaged[place] ^= 16
+        path.write_bytes(damaged)
+        with pytest.raises(perlclip.PerlclipError, match=r"^cannot resume from [^\n]*$"):
+            resume()
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(perlclip.PerlclipError, match="not a plain file"):
+        resume()
+
+
 def test_ctrl_c_keeps_a_checkpoint_and_resume_finishes(tree, clip_folder, tmp_path):
     """A real process, a real signal; the resumed adapter has the bytes of an undisturbed one."""
     out = tmp_path / "out"
-    code = "from perlclip.training import loop; loop.CHECKPOINT_SECONDS = 0; from perlclip.cli import main; main()"
-    options = ["--backbone", str(clip_folder), "--device", "cpu", "--epochs", "30", "--seed", "2", "--no-head"]
-    command = [sys.executable, "-c", code, "fit", str(tree), "--out", str(out), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    options = ["--backbone", str(clip_folder), "--device", "cpu", "--epochs", "15", "--seed", "2", "--no-head"]
+    process = started("fit", str(tree), "--out", str(out), *options)
     while not (out / "checkpoint.safetensors").exists() and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)

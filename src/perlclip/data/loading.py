@@ -26,6 +26,7 @@ class Views(Protocol):
         """A random one to train on."""
 
 
+LAST_SECONDS = 3.0
 Batches = Generator[tuple[Tensor, Tensor], None, None]  # pixels and labels
 Order = Sequence[tuple[int, Sequence[int]]]  # of each batch, its epoch and its images
 Lost = dict[int, Unreadable]  # by their positions
@@ -124,9 +125,13 @@ def _kept(batch: tuple[Tensor, Tensor, list[tuple[int, Unreadable]]], lost: Lost
 
 
 def _start_worker(_: int) -> None:
-    """Ctrl-C reaches all processes of a terminal, SIGTERM those of a job; the main one decides to stop, and warns."""
+    """Ctrl-C reaches all processes of a terminal, SIGTERM those of a job: the main one decides when to stop, and warns.
+
+    It ends its workers with SIGTERM itself, so that one counts after a moment, in which a step can be finished.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, LAST_SECONDS))
     warnings.simplefilter("ignore")
 
 
