@@ -106,6 +106,8 @@ def layout(study: Study) -> Table | None:
     for line, beside in zip(whole.lines, single[0].lines, strict=True):
         cells = [*(line.cells[c] for c in first), *beside.cells, *(line.cells[c] for c in rest)]
         bare = [replace(cell, spread=None, span=None, paper=None, word=cell.word and MISSING) for cell in cells]
+        if line.row.recipe == UNTRAINED:
+            bare[1] = Cell()  # no ratio of nothing
         lines.append(replace(line, cells=tuple(bare)))
     return replace(
         whole,
