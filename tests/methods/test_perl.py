@@ -216,7 +216,7 @@ def test_projector_is_equation_one(backbone):
     ("settings", "words"),
     [
         (dict(rank=0), "rank must be at least 1"),
-        (dict(steps=-1), "steps must be at least 0"),
+        (dict(steps=-1), "steps must be in 0..1000"),
         (dict(depth=12), "depth must be below the tower's 12 blocks"),
         (dict(vision_depth=12), "depth must be below the tower's 12 blocks"),
         (dict(text_depth=[7, 3]), "text_depth must be 0 or more, several depths rising"),

@@ -11,7 +11,7 @@ import torch
 
 import perlclip
 from perlclip import PerlclipError
-from perlclip.adapters.folder import CONFIG
+from perlclip.adapters.folder import CONFIG, OWN_HASH
 from perlclip.data.toybox import load_toybox
 from perlclip.methods.perl import READOUTS
 from perlclip.thinking import limits
@@ -304,7 +304,7 @@ def test_thresholds_is_a_function_of_the_training_images(trained, thresholds):
     method, images = trained
     assert perlclip.set_thresholds(method, images, agreement=0.98, progress=False, batch_size=5) == thresholds
     assert perlclip.set_thresholds(method, images, agreement=0.98, progress=False, seed=2) != thresholds
-    assert thresholds.views == 3 * len(images)
+    assert thresholds.views == 2 * len(images)
 
 
 def test_thresholds_looks_at_views_that_training_has_not_seen(trained, monkeypatch):
@@ -316,7 +316,7 @@ def test_thresholds_looks_at_views_that_training_has_not_seen(trained, monkeypat
 
     monkeypatch.setattr(choose_thresholds, "random_views", spy)
     method, images = trained
-    perlclip.set_thresholds(method, images.select(range(3)), progress=False)
+    perlclip.set_thresholds(method, images.select(range(3)), progress=False, views=2)
     assert len(set(epochs)) == len(epochs) == 2 and max(epochs) < 0
 
 
@@ -408,7 +408,7 @@ def test_wrong_values_are_named(folder, trained, ask, words):
 
 def test_an_older_adapter_says_what_to_do(folder, trained):
     info = json.loads((folder / CONFIG).read_text())
-    del info["adaptive"]
+    del info["adaptive"], info[OWN_HASH]
     (folder / CONFIG).write_text(json.dumps(info))
     classifier = perlclip.Classifier.from_pretrained(folder, backbone=trained[0].backbone)
     for ask in (dict(steps="adaptive"), dict(max_ms=50), dict(max_mean_steps=1)):
@@ -458,7 +458,7 @@ def fitted(tmp_path_factory, tree, clip_folder):
 
 
 def test_fit_sets_thresholds_and_the_commands_show_the_steps(fitted, tree):
-    assert json.loads(run("inspect", fitted, "--json").stdout)["adaptive"]["views"] == 36
+    assert json.loads(run("inspect", fitted, "--json").stdout)["adaptive"]["views"] == 24
     assert " of 3 on the training images" in (fitted / "README.md").read_text()
     images = tree / "red"
     rows = [
@@ -486,9 +486,11 @@ def test_wrong_usage_of_the_commands(fitted, tree):
 
 def test_an_older_adapter_gets_its_thresholds(fitted, tree, tmp_path):
     info = json.loads((fitted / CONFIG).read_text())
-    (fitted / CONFIG).write_text(json.dumps({key: value for key, value in info.items() if key != "adaptive"}))
+    (fitted / CONFIG).write_text(
+        json.dumps({key: value for key, value in info.items() if key not in ("adaptive", OWN_HASH)})
+    )
     assert "perlclip set-thresholds" in fails("predict", fitted, tree / "red", "--steps", "adaptive")
-    assert "on 36 training views" in run("set-thresholds", fitted, tree).stdout
+    assert "on 24 training views" in run("set-thresholds", fitted, tree).stdout
     again = json.loads((fitted / CONFIG).read_text())
     assert again["adaptive"] == info["adaptive"] and again["training"] == info["training"]
 
@@ -502,7 +504,7 @@ def test_an_adapter_that_does_not_say_what_it_was_trained_on_gets_thresholds_too
     assert "perlclip set-thresholds ADAPTER DATA" in fails("predict", bare, tree / "red", "--steps", "adaptive")
     result = run("set-thresholds", bare, tree)
     assert result.exit_code == 0, result.output
-    assert "on 72 views" in result.stdout and "is not what" in result.stderr and "24 images" in result.stderr
+    assert "on 48 views" in result.stdout and "is not what" in result.stderr and "24 images" in result.stderr
     assert run("predict", bare, tree / "red", "--steps", "adaptive").exit_code == 0
     draw_tree(tmp_path / "other", {"rad": (1, 2, 3)})
     assert "unknown class 'rad'; did you mean 'red'?" in fails("set-thresholds", bare, tmp_path / "other")

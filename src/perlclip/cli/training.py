@@ -157,8 +157,9 @@ def set_thresholds(
     """
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     seed = loaded.training.get("seed", 1)
-    if not isinstance(seed, int) or not isinstance(loaded.training.get("shots"), int | None):
-        raise PerlclipError(f"{adapter} has a training record that is damaged: its shots or seed are no number")
+    shots = loaded.training.get("shots")
+    if not isinstance(seed, int) or not isinstance(shots, int | None):
+        raise PerlclipError(f"{adapter} has a training record that is damaged: shots {shots!r}, seed {seed!r}")
     same = _trained_on(loaded, data, val=val, seed=seed, class_names=class_names, data=root)
     train = same or _all_images(loaded, data, class_names=class_names, data=root)
     if not same:
