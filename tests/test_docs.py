@@ -232,7 +232,8 @@ def test_the_method_of_contributing_is_fitted_and_benched_as_it_is_shown(tmp_pat
     commands = [shlex.split(line) for line in block("").splitlines()]
     assert [words[:2] for words in commands] == [["perlclip", name] for name in ("fit", "eval", "bench")]
     fitted, tested, benched = (perlclip(*words[1:], folder=tmp_path) for words in commands)
-    assert "trained in" in fitted and "on 96 images" in tested and "2 complete runs, 0 failed" in benched
+    assert "time: reading images" in fitted and ", training " in fitted
+    assert "on 96 images" in tested and "2 complete runs, 0 failed" in benched
     adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
     assert adapter["method"] == "residual" and adapter["config"] == {"rank": 8}
     assert adapter["training"]["recipe_name"] == "original" and adapter["training"]["recipe"]["epochs"] == 20

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import perlclip
-from perlclip.cli.training import _report_fit
+from perlclip.cli.training import _Clock, _report_fit
 from tests.cli.test_cli import QUICK, fails, run
 from tests.common import loud
 
@@ -180,7 +180,7 @@ def test_fit_says_what_zero_shot_clip_would_have_answered(tree, clip_folder, tmp
 )
 def test_fit_says_plainly_when_it_is_worse_than_not_adapting(adapter, tmp_path, capsys, steps, zero):
     metrics = {"validation": {"accuracy": steps[-1], "step_accuracy": steps, "images": 12}}
-    _report_fit(perlclip.load_adapter(adapter), metrics, tmp_path, zero)
+    _report_fit(perlclip.load_adapter(adapter), metrics, tmp_path, _Clock(), zero)
     worse = (
         "this is worse than not adapting: zero-shot CLIP answers 80.0 % of these 12 images right, the adapter 70.0 %"
     )

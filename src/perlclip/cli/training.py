@@ -1,5 +1,6 @@
 """Making adapters: `perlclip fit | set-thresholds`."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -81,8 +82,10 @@ def fit(
         click.echo(f"{out} holds a complete adapter: nothing to resume; start anew with --overwrite")
         return
     own, cls = method_settings([method], settings)[method], perlclip.method_class(method)
+    clock = _Clock()
     found = survey(data, **look)
     train, held_out = found.train, found.val
+    clock("reading images")
     click.echo(found, err=True)
     require_writable(out)
     _hold(out)
@@ -93,21 +96,25 @@ def fit(
     if not cls.recipes and not cls.trains(cls.config_class.checked(method, own)):
         # Without a head it is nothing but class names and prompt, so that `predict` and `eval` work here, too.
         loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
+        clock("loading the backbone")
         adapted = perlclip.create_method(method, loaded, **own)
         fitted = (
             perlclip.fit(adapted, train, seed=seed, workers=workers)
             if head
             else Adapter(method=adapted, class_names=train.class_names, template=train.template)
         )
+        clock("head")
         metrics: dict[str, Any] = {"validation": perlclip.evaluate(fitted, held_out).metrics()} if len(held_out) else {}
         perlclip.save_adapter(fitted, out, metrics=metrics)
-        _report_fit(fitted, metrics, out)
+        clock("validation")
+        _report_fit(fitted, metrics, out, clock)
         _list_skipped(found)
         return
     recipe, dataset = recipe or default_recipe(method), published_name(data)
     number = shots or 0
     chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset, number)[0], **given)
     loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
+    clock("loading the backbone")
     adapted = perlclip.create_method(method, loaded, seed=seed, recipe=recipe, dataset=dataset, shots=number, **own)
     click.echo(
         f"{method}, {adapted.num_trainable:,} parameters, on {backbone}: {len(train)} images of "
@@ -121,6 +128,7 @@ def fit(
             adapted, train, recipe=chosen, seed=seed, head=head, rehearse=rehearse,
             checkpoint=out / CHECKPOINT, resume=resume, compile=compile, workers=workers,
         )  # fmt: skip
+        clock("training", head=result.head_seconds, thresholds=result.threshold_seconds)
         last = result.losses[-10:]
         metrics = {"final_loss": sum(last) / len(last)} if last else {}
         if len(held_out):
@@ -136,8 +144,27 @@ def fit(
     if len(held_out) and len(metrics["validation"]["step_accuracy"]) == 1:  # PERL's first step is zero-shot CLIP
         untrained = perlclip.create_method("zero-shot", loaded)
         zero_shot = perlclip.evaluate(untrained, held_out, workers=workers, cache=how.get("cache")).accuracy
-    _report_fit(result, metrics, out, zero_shot)
+    clock("validation")
+    _report_fit(result, metrics, out, clock, zero_shot)
     _list_skipped(found)
+
+
+class _Clock:
+    """Where the time of a command goes."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def __call__(self, what: str, **parts: float) -> None:
+        """Everything since the last call was this, but for parts of it that have names of their own."""
+        now = time.perf_counter()
+        self.seconds |= {what: now - self.last - sum(parts.values()), **parts}
+        self.last = now
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.seconds.items() if seconds >= 0.05)
+        return f"{said}; {sum(self.seconds.values()):.1f} s in all"
 
 
 @click.command()
@@ -252,11 +279,13 @@ def _resume_hint(out: Path) -> Iterator[None]:
         raise kind(f"{str(error) or 'interrupted'}{where}") from error
 
 
-def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path, zero_shot: float | None = None) -> None:
+def _report_fit(
+    fitted: "Adapter", metrics: dict[str, Any], out: Path, clock: _Clock, zero_shot: float | None = None
+) -> None:
     from perlclip.methods.registry import plugins
     from perlclip.training.loop import FitResult
 
-    seconds, choice = (fitted.seconds, fitted.choice) if isinstance(fitted, FitResult) else (0.0, None)
+    choice = fitted.choice if isinstance(fitted, FitResult) else None
     if choice:
         click.echo(choice.sentence)
     if "validation" in metrics:
@@ -277,6 +306,7 @@ def _report_fit(fitted: "Adapter", metrics: dict[str, Any], out: Path, zero_shot
                 f"{found['images']} images right, the adapter {found['accuracy']:.1f} %; try more shots, another "
                 "--recipe or fewer --epochs"
             )
-    click.echo(f"trained in {seconds:.1f} s; adapter in {out}")
+    click.echo(f"time: {clock}")
+    click.echo(f"adapter in {out}")
     more = "".join(f" --plugin {shell_word(name)}" for name in plugins())
     click.echo(f"next: perlclip predict {shell_word(out)} IMAGE…{more}")
