@@ -13,6 +13,7 @@ from PIL import Image
 from perlclip.analysis.cases import AGAINST, FOR, Case, overlay
 from perlclip.analysis.drift import Drift
 from perlclip.analysis.trajectories import METRICS, Curve, Metric
+from perlclip.text.classes import spoken
 from perlclip.viz.drawing import Drawing, draw
 from perlclip.viz.dynamics import QUANTILES
 from perlclip.viz.style import BLUE, GREY, INK, ORANGE, PINK, VERMILION
@@ -80,7 +81,7 @@ def _titled(metric: Metric) -> str:
 
 def _broken(name: str, width: int = 18) -> str:
     """A long name in several lines."""
-    return "\n".join(wrap(name.replace("_", " "), width))
+    return "\n".join(wrap(spoken(name), width))
 
 
 def _bars(axis: Any, counts: Mapping[str, int]) -> None:

@@ -21,6 +21,7 @@ from perlclip.data.toybox import load_toybox
 from perlclip.errors import PerlclipError
 from perlclip.files import write_files
 from perlclip.report.formats import runs_csv
+from perlclip.text.classes import spoken
 from perlclip.viz.drawing import Drawing, draw
 from perlclip.viz.markup import aligned
 from perlclip.viz.style import BLUE, VERMILION
@@ -134,7 +135,7 @@ def _draw_steps(figure: Any, records: Sequence[Record]) -> None:
     for axis, (title, curves) in zip(axes, panels, strict=False):
         for curve, (half, style) in zip(curves, HALVES.items(), strict=True):
             axis.plot(curve, label=f"{half} classes", markersize=4, **style)
-        axis.set_title(title.replace("_", " "), fontsize=9.5, fontweight="bold" if title.startswith("mean") else None)
+        axis.set_title(spoken(title), fontsize=9.5, fontweight="bold" if title.startswith("mean") else None)
         axis.tick_params(labelsize=8)
         axis.set_xticks(range(len(curves[0])))
     for axis in axes[len(panels) :]:
