@@ -161,7 +161,7 @@ def draw_case(name: str, case: Case) -> Drawing:
         tall[0].axis("off")
         tall[0].set_title(_caption(case), fontsize=10)
         _confidence(tall[1], case)
-        _colour_bar(right, tall[1], scale_of(case), "contribution to the logit")
+        _colour_bar(right, scale_of(case), "contribution to the logit", ax=tall[1], fraction=0.06, pad=0.04)
 
     return draw(name, f"{case.name}: evidence and confidence at each step.", (8.4, 1.5 * len(steps) + 0.9), paint)
 
@@ -172,7 +172,9 @@ def draw_grid(name: str, cases: Sequence[Case]) -> Drawing:
 
     def paint(figure: Figure) -> None:
         ratios = (2.5, 1.4, 0.84 * len(steps) + 0.5)
-        grid = figure.subplots(len(cases), 3, squeeze=False, gridspec_kw={"width_ratios": ratios})
+        parts: Any = figure.subfigures(2, 1, height_ratios=(2.3 * len(cases), 0.6))
+        above, below = parts
+        grid = above.subplots(len(cases), 3, squeeze=False, gridspec_kw={"width_ratios": ratios})
         for case, (curve, image, sheet) in zip(cases, grid, strict=True):
             _confidence(curve, case, small=True)
             image.imshow(case.picture, interpolation="nearest")
@@ -182,9 +184,10 @@ def draw_grid(name: str, cases: Sequence[Case]) -> Drawing:
             _ticks(sheet, [f"k = {k}" for k in steps], [name.replace(" ", "\n") for name in case.classes], size=8.5)
             for label, colour in zip(sheet.get_yticklabels(), CLASS_COLOURS, strict=True):
                 label.set_color(colour)
-        _colour_bar(figure, grid[:, 2].tolist(), 1, "contribution to the logit, as a share of the case's largest")
+        place = below.add_axes((0.3, 0.7, 0.4, 0.2))
+        _colour_bar(below, 1, "contribution to the logit over the case's largest", cax=place)
 
-    return draw(name, f"Cases, {cases[0].transition}.", (4.6 + 0.84 * len(steps), 2.3 * len(cases) + 0.5), paint)
+    return draw(name, f"Cases, {cases[0].transition}.", (4.6 + 0.84 * len(steps), 2.3 * len(cases) + 0.6), paint)
 
 
 def scale_of(case: Case) -> float:
@@ -242,10 +245,10 @@ def _confidence(axis: Any, case: Case, *, small: bool = False) -> None:
     axis.legend(fontsize=8 if small else 9, loc="best")
 
 
-def _colour_bar(figure: Any, axis: Any, scale: float, label: str) -> None:
+def _colour_bar(figure: Any, scale: float, label: str, **place: Any) -> None:
     colours = [tuple(channel / 255 for channel in rgb) for rgb in (AGAINST, (255, 255, 255), FOR)]
     shades = ScalarMappable(Normalize(-scale, scale), LinearSegmentedColormap.from_list("evidence", colours))
-    bar = figure.colorbar(shades, ax=axis, orientation="horizontal", fraction=0.06, pad=0.04)
+    bar = figure.colorbar(shades, orientation="horizontal", **place)
     bar.set_label(f"{label} (against / for the class)", fontsize=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_visible(False)
