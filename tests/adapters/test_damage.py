@@ -125,11 +125,13 @@ def test_an_adapter_in_a_folder_that_another_process_holds(folder, backbone, mon
             os.read(done[0], 1)
         os._exit(0)
     os.read(ready[0], 1)
-    with pytest.raises(PerlclipError, match="another process is writing to"):
-        save(backbone, folder, 4)
-    assert "another process is training into" in fails("fit", "toybox:noisy_shapes", "--out", folder, "--overwrite")
-    os.write(done[1], b"1")
-    os.waitpid(child, 0)
+    try:
+        with pytest.raises(PerlclipError, match="another process is writing to"):
+            save(backbone, folder, 4)
+        assert "another process is training into" in fails("fit", "toybox:noisy_shapes", "--out", folder, "--overwrite")
+    finally:
+        os.write(done[1], b"1")
+        os.waitpid(child, 0)
     save(backbone, folder, 4)
 
 
