@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import perlclip
 from perlclip import Classifier, PerlclipError
-from perlclip.adapters.folder import CONFIG, WEIGHTS, Adapter, read_info
+from perlclip.adapters.folder import CONFIG, OWN_HASH, WEIGHTS, Adapter, read_info
 from perlclip.heads.answering import Answering
 from perlclip.heads.head import FEATURES, Head, features, make_head
 from perlclip.text.classes import Classes
@@ -165,6 +165,7 @@ def test_a_mixture_alone_has_no_weights(backbone, tmp_path):
 def test_a_damaged_head_is_refused(backbone, tmp_path, edit, words):
     _, folder = saved(backbone, tmp_path, scale=4.0)
     info = json.loads((folder / CONFIG).read_text())
+    del info[OWN_HASH]  # as in files of 0.1.0
     edit(info)
     (folder / CONFIG).write_text(json.dumps(info))
     with pytest.raises(PerlclipError, match=words):

@@ -11,7 +11,7 @@ import torch
 
 import perlclip
 from perlclip import PerlclipError
-from perlclip.adapters.folder import CONFIG
+from perlclip.adapters.folder import CONFIG, OWN_HASH
 from perlclip.data.toybox import load_toybox
 from perlclip.methods.perl import READOUTS
 from perlclip.thinking import limits
@@ -405,7 +405,7 @@ def test_wrong_values_are_named(folder, trained, ask, words):
 
 def test_an_older_adapter_says_what_to_do(folder, trained):
     info = json.loads((folder / CONFIG).read_text())
-    del info["adaptive"]
+    del info["adaptive"], info[OWN_HASH]
     (folder / CONFIG).write_text(json.dumps(info))
     classifier = perlclip.Classifier.from_pretrained(folder, backbone=trained[0].backbone)
     for ask in (dict(steps="adaptive"), dict(max_ms=50), dict(max_mean_steps=1)):
@@ -483,7 +483,9 @@ def test_wrong_usage_of_the_commands(fitted, tree):
 
 def test_an_older_adapter_gets_its_thresholds(fitted, tree, tmp_path):
     info = json.loads((fitted / CONFIG).read_text())
-    (fitted / CONFIG).write_text(json.dumps({key: value for key, value in info.items() if key != "adaptive"}))
+    (fitted / CONFIG).write_text(
+        json.dumps({key: value for key, value in info.items() if key not in ("adaptive", OWN_HASH)})
+    )
     assert "perlclip set-thresholds" in fails("predict", fitted, tree / "red", "--steps", "adaptive")
     assert "not give the images that" in fails("set-thresholds", fitted, draw_tree(tmp_path / "other", size=50))
     assert "on 36 training views" in run("set-thresholds", fitted, tree).stdout
