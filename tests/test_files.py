@@ -65,14 +65,16 @@ def test_a_folder_is_held_once_and_let_go_with_its_process(tmp_path):
     child = os.fork()
     if child == 0:
         hold()
-    assert os.read(ready[0], 1) == b"1"
-    with held_folder(tmp_path) as alone:
-        assert not alone
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    with held_folder(tmp_path) as alone, held_folder(tmp_path) as again:
-        assert alone and again
-    os.write(done[1], b"1")
+    try:
+        assert os.read(ready[0], 1) == b"1"
+        with held_folder(tmp_path) as alone:
+            assert not alone
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with held_folder(tmp_path) as alone, held_folder(tmp_path) as again:
+            assert alone and again
+    finally:
+        os.write(done[1], b"1")
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,11 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
 
     A full disk, a kill or an exception while staging leaves whatever stood there before. The renames come last and
     in the mapping's order, so put the file that makes the others valid first if `staged` finds them, else at the end.
-    What earlier, killed writers of these files have left is removed.
+    What earlier, killed writers of these files have left is removed first.
     """
     waiting: dict[Path, tuple[Path, BinaryIO]] = {}
+    for path in contents:
+        sweep(path)
     try:
         for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,8 +53,6 @@ def write_files(contents: Mapping[Path, bytes]) -> None:
             file.close()
     for folder in {path.parent for path in contents}:
         _sync_folder(folder)
-    for path in contents:
-        sweep(path)
 
 
 def staged(path: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from perlclip.bench import run as performing
 from perlclip.bench.machines import Machines
 from perlclip.bench.run import Lookup, Workspace
 from perlclip.bench.schedule import run_all
-from perlclip.bench.store import FAILED, RECORD, Run, Store, failed_record
+from perlclip.bench.store import CHECKPOINT, FAILED, RECORD, Run, Store, failed_record
 from perlclip.data import DataSet
 from perlclip.data.suites import SUITES
 from tests.bench.suites import load
@@ -247,3 +247,16 @@ def test_the_room_for_test_images_is_an_option(tmp_path, monkeypatch):
     assert run(*bench(tmp_path, *options, "--cache-gib", 0.5)).exit_code == 0
     assert limits == [2 * 2**30, 2**29]
     assert run(*bench(tmp_path, *options, "--cache-gib", -1)).exit_code == 2
+
+
+def test_what_a_kill_left_of_a_complete_run_is_removed(tmp_path, monkeypatch):
+    """Killed right after its record was written, it kept its checkpoint for ever."""
+    runs = Path(shutil.copytree(STORED, tmp_path / "runs"))
+    before = {path.name: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    home = next(path.parent for path in runs.rglob(RECORD) if "zero-shot" in str(path))
+    for name in (CHECKPOINT, FAILED, f".{FAILED}.0123456789abcdef", f".{CHECKPOINT}.0123456789abcdef"):
+        (home / name).write_bytes(b"left")
+    monkeypatch.setattr(performing, "perform", None)
+    where = ("--datasets", "blurred_shapes", "--shots", 1, "--seeds", 1, "--device", "cpu", "--out", tmp_path)
+    assert run("bench", "base-to-novel", "--methods", "zero-shot", *where).exit_code == 0
+    assert before == {path.name: path.read_bytes() for path in runs.rglob("*") if path.is_file()}

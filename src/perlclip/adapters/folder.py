@@ -136,15 +136,16 @@ def save_adapter(
         _check_info(parse_json(content), folder / CONFIG)
     except (TypeError, ValueError, RecursionError) as error:
         raise PerlclipError(f"the adapter's training record or metrics are not plain, finite data: {error}") from error
-    card = model_card(info, folder.resolve().name).encode(errors="backslashreplace")
+    card = _card(info, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _saving, held_folder(folder, LOCK_SECONDS) as alone:
             if not alone:
                 raise PerlclipError(f"another process is writing to {folder}: save the adapter elsewhere, or later")
             _finish_save(folder)
-            # The config comes first: from then on it is the new adapter, with its tensors under their staged name.
-            write_files({folder / CONFIG: content, folder / WEIGHTS: weights, folder / CARD: card})
+            # The config comes first: from then on it is the new adapter, with its tensors under their staged name. They
+            # come last, so that they say whether the rest is done.
+            write_files({folder / CONFIG: content, folder / CARD: card, folder / WEIGHTS: weights})
     except OSError as error:
         raise PerlclipError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder
@@ -152,22 +153,23 @@ def save_adapter(
 
 def _finish_save(folder: Path) -> None:
     """What a save that was killed has left: tensors that belong to the config get their name, the rest is removed."""
-    wanted = _wanted_hash(folder)
-    if wanted and not _has_hash(folder / WEIGHTS, wanted):
-        for path in staged(folder / WEIGHTS):
-            if _has_hash(path, wanted):
+    found = staged(folder / WEIGHTS)
+    try:
+        info = read_info(folder) if found else {}
+    except PerlclipError:  # there was no adapter before, or a damaged one
+        info = {}
+    if info and not _has_hash(folder / WEIGHTS, info["weights_sha256"]):
+        for path in found:
+            if _has_hash(path, info["weights_sha256"]):
+                write_files({folder / CARD: _card(info, folder)})
                 path.replace(folder / WEIGHTS)
                 break
     for name in (CONFIG, WEIGHTS, CARD):
         sweep(folder / name)
 
 
-def _wanted_hash(folder: Path) -> str:
-    try:
-        info = parse_json(read_file(folder / CONFIG, LARGEST[CONFIG]))
-    except (OSError, ValueError):
-        return ""
-    return str(info.get("weights_sha256", "")) if isinstance(info, dict) else ""
+def _card(info: Mapping[str, Any], folder: Path) -> bytes:
+    return model_card(info, folder.resolve().name).encode(errors="backslashreplace")
 
 
 def _has_hash(path: Path, wanted: str) -> bool:
@@ -259,12 +261,13 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             before, info = info, read_info(folder)
             if info == before:
                 raise
-    if staged(folder / WEIGHTS) and _saving.acquire(blocking=False):
+    left = any(staged(folder / name) for name in (CONFIG, WEIGHTS, CARD))
+    if left and _saving.acquire(blocking=False):
         try:
             with held_folder(folder) as alone:
                 if alone:
                     _finish_save(folder)
-        except OSError:  # others may read what only its owner writes
+        except (OSError, PerlclipError):  # others may read what only its owner writes
             pass
         finally:
             _saving.release()

@@ -33,7 +33,7 @@ def run_all(runs: Sequence[Run], store: Store, machines: Machines | None = None)
     lookup = Lookup(store, machines.workspace()) if alone else machines.lookup(store)
     done = complete(runs, lookup)
     for run in done:
-        store.forget_failure(run)
+        store.forget_attempts(run)
     todo, total = units(runs, done), len(set(runs))
     here = alone or not todo
     outcomes = _in_process(todo, store, lookup.workspace) if here else execute(todo, store, machines)

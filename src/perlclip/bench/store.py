@@ -92,14 +92,14 @@ class Store:
         lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items())
         write_files({home / (RECORD if complete else FAILED): f"{{\n{lines}\n}}\n".encode()})
         if complete:
-            remove(home / CHECKPOINT)
-            self.forget_failure(run)
+            self.forget_attempts(run)
         elif (old := _read(home / RECORD)) and old["status"] == "failed":  # where version 0.1.0 kept failures
             (home / RECORD).unlink()
 
-    def forget_failure(self, run: Run) -> None:
-        """The run is complete after all."""
-        remove(self.home(run) / FAILED)
+    def forget_attempts(self, run: Run) -> None:
+        """The run is complete: nothing is needed any more of those that failed or were killed."""
+        for name in (CHECKPOINT, FAILED):
+            remove(self.home(run) / name)
 
     def records(self) -> Records:
         """Everything in the store, in the order of the names."""
