@@ -11,6 +11,7 @@ from perlclip.trust.calibration import Calibration, fit_temperature
 from perlclip.trust.conformal import LabelSets
 from perlclip.trust.rejection import FarWords, Rejection
 
+REJECTS_BY = {"words": "odds of the classes against far words", "probability": "probability of the best class"}
 NONE = (
     "{what} needs images that were held out, and the adapter knows of none: fit with a head, a rehearsal and at least "
     "two shots of each class, or give others with `perlclip calibrate ADAPTER DATA` (in Python Classifier.calibrate)"
@@ -48,6 +49,17 @@ class Trust:
             rejection=Rejection.of(p_NC, far, v_NE),
             sets=LabelSets.of(p_NC, labels_N),
         )
+
+    def summary(self) -> dict[str, Any]:
+        """In words, for a person: the scores themselves are a long list."""
+        return {
+            "images held out": f"{self.images} ({self.how})",
+            "temperature": self.calibration.temperature,
+            "temperature of the texts alone, and for new classes": self.calibration.texts,
+            "rejects by": REJECTS_BY[self.rejection.score],
+            "smallest reject_rate": round(1 / (self.images + 1), 4),
+            "largest coverage": round(self.images / (self.images + 1), 4),
+        }
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for an adapter's config."""
