@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import perlclip
 from perlclip import PerlclipError
 from perlclip.adapters.folder import CARD, CONFIG, OWN_HASH
 from perlclip.text.classes import Classes
 from perlclip.trust import rejection
-from perlclip.trust.calibration import HIGHEST, Calibration, fit_temperature
+from perlclip.trust.calibration import HIGHEST, Calibration, carried_temperature, fit_temperature
 from perlclip.trust.conformal import KINDS, LabelSets
 from perlclip.trust.record import Trust
 from perlclip.trust.rejection import FarWords, Rejection, known_words, word_list
@@ -46,6 +47,18 @@ def test_a_temperature_makes_answers_as_sure_as_they_are_right():
         assert reliability((factor * logits_NC / found).softmax(-1), labels_N).ece < 4
     assert fit_temperature(100 * logits_NC, (logits_NC.argmin(-1))) == pytest.approx(HIGHEST, rel=1e-3)
     assert fit_temperature(logits_NC[:0], labels_N[:0]) == 1.0
+
+
+def test_a_temperature_is_carried_to_new_classes_only_as_far_as_it_serves():
+    """Where all classes are as overconfident it is carried whole; where some are and others are not, in part."""
+    logits_NC, labels_N = drawn(3000, 12)
+    assert carried_temperature(4 * logits_NC, labels_N) == pytest.approx(4, rel=0.1)
+    # Images of each class are right about themselves (scale 1) or far too sure of a wrong class.
+    sure_NC = 8 * F.one_hot(labels_N, 12) + logits_NC
+    wrong_NC = 8 * F.one_hot((labels_N + 2) % 12, 12) + logits_NC
+    mixed_NC = torch.where((labels_N % 2 == 0)[:, None], sure_NC, wrong_NC)
+    assert 1 <= carried_temperature(mixed_NC, labels_N) < 0.8 * fit_temperature(mixed_NC, labels_N)
+    assert carried_temperature(4 * logits_NC[:, :3], labels_N % 3) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,10 +161,12 @@ def test_without_shots_held_out_there_is_nothing_to_go_by(backbone, tree):
             classifier.predict(data.images, **options)
 
 
-def test_new_classes_get_the_temperature_of_the_texts(fitted):
+def test_each_list_of_classes_gets_its_own_temperature(fitted):
     adapter, data = fitted
-    adapter = replace(adapter, trust=replace(adapter.trust, calibration=Calibration(temperature=0.5, texts=3.0)))
-    asked = {None: 0.5, ("blue", "red"): 0.5, ("blue", "violet"): 3.0}
+    adapter = replace(
+        adapter, trust=replace(adapter.trust, calibration=Calibration(temperature=0.5, texts=3.0, novel=2.0))
+    )
+    asked = {None: 0.5, ("blue", "red"): 0.5, ("blue", "violet"): 2.0}
     for names, wanted in asked.items():
         assert perlclip.Classifier(adapter, names).temperature == wanted
     assert perlclip.Classifier(adapter, head=False).temperature == 3.0

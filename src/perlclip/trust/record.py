@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from perlclip.errors import PerlclipError
-from perlclip.trust.calibration import Calibration, fit_temperature
+from perlclip.trust.calibration import Calibration, carried_temperature, fit_temperature
 from perlclip.trust.conformal import LabelSets
 from perlclip.trust.rejection import FarWords, Rejection
 
@@ -45,7 +45,11 @@ class Trust:
         return cls(
             how=how,
             images=len(labels_N),
-            calibration=Calibration(temperature=temperature, texts=fit_temperature(texts_NC, labels_N)),
+            calibration=Calibration(
+                temperature=temperature,
+                texts=fit_temperature(texts_NC, labels_N),
+                novel=carried_temperature(texts_NC, labels_N),
+            ),
             rejection=Rejection.of(p_NC, far, v_NE),
             sets=LabelSets.of(p_NC, labels_N),
         )
@@ -55,7 +59,8 @@ class Trust:
         return {
             "images held out": f"{self.images} ({self.how})",
             "temperature": self.calibration.temperature,
-            "temperature of the texts alone, and for new classes": self.calibration.texts,
+            "temperature of the texts alone": self.calibration.texts,
+            "temperature for new classes": self.calibration.novel,
             "rejects by": REJECTS_BY[self.rejection.score],
             "smallest reject_rate": round(1 / (self.images + 1), 4),
             "largest coverage": round(self.images / (self.images + 1), 4),

@@ -10,7 +10,7 @@ than those of all but a few images held out is none of these. Where a backbone's
 Shapes: B images, C classes, W words, E embedding width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -64,9 +64,13 @@ class FarWords:
         t_CE = backbone.encode_text(classes.prompts()).float()
         template = classes.template if not classes.sentences else "{}"
         t_WE = backbone.encode_text([template.format(word) for word in words]).float()
-        near_W = (t_WE @ t_CE.T).amax(-1)
-        kept_W = near_W.argsort(stable=True)[: len(words) - int(NEAR * len(words))].sort().values
-        return cls(tuple(words[i] for i in kept_W.tolist()), t_WE[kept_W], t_CE, backbone.logit_scale)
+        return cls.chosen(words, t_WE, t_CE, backbone.logit_scale)
+
+    @classmethod
+    def chosen(cls, words: Sequence[str], t_WE: Tensor, t_CE: Tensor, scale: float, near: float = NEAR) -> "FarWords":
+        """Without the share of the words that is nearest to a class."""
+        kept_W = (t_WE @ t_CE.T).amax(-1).argsort(stable=True)[: len(words) - int(near * len(words))].sort().values
+        return cls(tuple(words[i] for i in kept_W.tolist()), t_WE[kept_W], t_CE, scale)
 
     def odds(self, v_BE: Tensor) -> Tensor:
         """Of the classes against the words, for frozen image embeddings: (B,)."""
