@@ -35,7 +35,7 @@ from perlclip.training.shots import look_at
 from perlclip.trust import conformal
 from perlclip.trust.calibration import carried_temperature, fit_temperature
 from perlclip.trust.conformal import KINDS, LabelSets
-from perlclip.trust.rejection import NEAR, FarWords, Rejection, known_words
+from perlclip.trust.rejection import NEAR, FarWords, Rejection, class_means, known_words, text_score
 from perlclip.trust.reliability import reliability
 
 COVERAGE, RATE = 0.9, 0.05
@@ -210,24 +210,32 @@ def far_words(folder: Path, case: Case, words: list[str], near: float = NEAR) ->
 
 def rejected(folder: Path, case: Case, others: dict[str, Said], words: list[str]) -> Iterator[dict[str, Any]]:
     """AUROC, false positives at 95 %, and the shares that are rejected at the default rate."""
-    t = fit_temperature(case.held.logits_NC, case.held.labels_N)
+    t, classes = fit_temperature(case.held.logits_NC, case.held.labels_N), range(case.held.logits_NC.shape[1])
     far = far_words(folder, case, words)
 
-    def scores(said: Said, kind: str) -> Tensor:
-        return far.odds(said.v_NE) if far and kind == "words" else (said.logits_NC / t).softmax(-1).amax(-1)
+    def texts(said: Said) -> Tensor:
+        return text_score((said.logits_NC / t).softmax(-1), far, said.v_NE)
 
-    for kind in ("words", "probability") if far else ("probability",):
-        inside_B = scores(case.base, kind)
-        p_NC = (case.held.logits_NC / t).softmax(-1)
-        threshold = Rejection.of(p_NC, far if kind == "words" else None, case.held.v_NE).threshold(RATE)
+    means_CE, near_N = class_means(case.held.v_NE, case.held.labels_N, len(classes))
+    found = Rejection.of("words" if far else "probability", texts(case.held), near_N, means_CE)
+    kinds: dict[str, Callable[[Said], Tensor]] = {
+        found.first: texts,
+        "shots": lambda said: (said.v_NE @ means_CE.T).amax(-1),
+        "both": lambda said: found.score(texts(said), said.v_NE, classes),
+    }
+    if far:
+        kinds["probability"] = lambda said: (said.logits_NC / t).softmax(-1).amax(-1)
+    for kind, scores in kinds.items():
+        inside_B, threshold = scores(case.base), found.threshold(RATE, alone=kind == found.first)
         for outsiders, said in others.items():
-            outside_B = scores(said, kind)
-            yield {
+            outside_B = scores(said)
+            row = {
                 "score": kind, "outsiders": outsiders, "auroc": auroc(inside_B, outside_B),
                 "fpr95": (outside_B >= inside_B.quantile(0.05)).double().mean().item(),
                 "rejected": 100 * (inside_B < threshold).double().mean().item(),
                 "outsiders rejected": 100 * (outside_B < threshold).double().mean().item(),
             }  # fmt: skip
+            yield row if kind in ("both", found.first) else row | {"rejected": 0.0, "outsiders rejected": 0.0}
 
 
 def auroc(inside_B: Tensor, outside_B: Tensor) -> float:

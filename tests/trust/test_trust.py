@@ -16,7 +16,7 @@ from perlclip.trust import rejection
 from perlclip.trust.calibration import HIGHEST, Calibration, carried_temperature, fit_temperature
 from perlclip.trust.conformal import KINDS, LabelSets
 from perlclip.trust.record import Trust
-from perlclip.trust.rejection import FarWords, Rejection, known_words, word_list
+from perlclip.trust.rejection import FarWords, Rejection, class_means, known_words, word_list
 from perlclip.trust.reliability import reliability
 from tests.cli.test_cli import fails, run
 
@@ -76,7 +76,8 @@ def test_sets_hold_the_true_class_as_often_as_asked(kind):
 
 def test_too_few_images_are_refused_with_the_number_needed():
     p_NC = drawn(18)[0].softmax(-1)
-    sets, rejects = LabelSets.of(p_NC, p_NC.argmin(-1)), Rejection.of(p_NC, None, torch.empty(0))
+    top_N = p_NC.amax(-1)
+    sets, rejects = LabelSets.of(p_NC, p_NC.argmin(-1)), Rejection.of("probability", top_N, top_N, torch.eye(2))
     with pytest.raises(PerlclipError, match=r"coverage=0\.95 needs 19 images held out, and there are 18"):
         sets.bound("lac", 0.95)
     with pytest.raises(PerlclipError, match=r"reject_rate=0\.05 needs 19 images held out, and there are 18"):
@@ -89,10 +90,34 @@ def test_too_few_images_are_refused_with_the_number_needed():
         sets.bound("lak", 0.9)
 
 
-def test_images_of_a_class_are_rejected_at_the_rate_named():
-    p_NC = drawn(8000)[0].softmax(-1)
-    threshold = Rejection.of(p_NC[:4000], None, torch.empty(0)).threshold(0.05)
-    assert (p_NC[4000:].amax(-1) < threshold).double().mean().item() == pytest.approx(0.05, abs=0.01)
+def test_images_of_a_class_are_rejected_at_the_rate_named_and_outsiders_more_often():
+    """Two classes on a circle; outsiders lie between them, and their texts say nothing."""
+    generator = torch.Generator().manual_seed(0)
+    angles_N = torch.randn(8000, generator=generator) * 0.2 + 1.5 * (torch.arange(8000) % 2)
+    v_NE, texts_N = torch.stack([angles_N.cos(), angles_N.sin()], 1), torch.randn(8000, generator=generator)
+    means_CE, near_N = class_means(v_NE[:4000], torch.arange(4000) % 2, 2)
+    found = Rejection.of("words", texts_N[:4000], near_N, means_CE)
+    for classes, alone in (([0, 1], False), (None, True)):
+        scores_B = found.score(texts_N[4000:], v_NE[4000:], classes)
+        rejected = (scores_B < found.threshold(0.05, alone=alone)).double().mean().item()
+        assert rejected == pytest.approx(0.05, abs=0.012)
+    between_B = found.score(torch.zeros(1), torch.tensor([[1.0, 1.0]]) / 2**0.5, [0, 1])
+    assert between_B < found.threshold(0.05)
+    assert found.score(torch.zeros(1), v_NE[:1], [1]) < found.score(torch.zeros(1), v_NE[:1], [0])
+    with pytest.raises(PerlclipError, match="not those of its classes"):
+        found.means_of([2], v_NE)
+
+
+def test_a_shot_is_left_out_of_its_own_mean():
+    v_NE = F.normalize(torch.randn(7, 5, generator=torch.Generator().manual_seed(0)), dim=-1)
+    labels_N = torch.tensor([0, 1, 0, 1, 1, 0, 2])
+    means_CE, near_N = class_means(v_NE, labels_N, 3)
+    for i in range(7):
+        rest = [j for j in range(7) if j != i]
+        others = [F.normalize(v_NE[[j for j in rest if labels_N[j] == c]].sum(0), dim=-1) for c in range(3)]
+        nearest = max(float(v_NE[i] @ mean) for c, mean in enumerate(others) if c != 2 or i != 6)
+        assert near_N[i] == pytest.approx(nearest, abs=1e-5)
+    assert torch.allclose(means_CE[2], v_NE[6])
 
 
 def test_the_words_are_plain_and_some_thousands():
@@ -135,7 +160,7 @@ def fitted(backbone, tree):
 def test_fit_calibrates_on_what_it_held_out_and_no_answer_changes(fitted, tree):
     adapter, _ = fitted
     trust = adapter.trust
-    assert (trust.images, trust.how, trust.rejection.score) == (21, "each left out", "probability")
+    assert (trust.images, trust.how, trust.rejection.first) == (21, "each left out", "probability")
     assert trust.calibration.temperature != 1
     images = perlclip.load_images(tree)
     plain, calibrated = (
@@ -180,8 +205,11 @@ def test_answers_are_rejected_and_have_sets(fitted):
     plain = classifier.predict(data.images)
     assert {(one.rejected, one.labels) for one in plain} == {(None, None)}
     found = classifier.predict(data.images, reject=True, reject_rate=0.2, coverage=0.8, sets="raps")
-    threshold = adapter.trust.rejection.threshold(0.2)
-    assert [one.rejected for one in found] == [one.probability < threshold for one in found]
+    preprocess, rejects = adapter.method.backbone.preprocess, adapter.trust.rejection
+    views = torch.stack([preprocess.test_view(perlclip.data.read_image(image)) for image in data.images])
+    texts_B, v_BE = torch.tensor([one.probability for one in found]).log(), adapter.method.backbone.encode_image(views)
+    wanted_B = rejects.score(texts_B, v_BE, [0, 1, 2]) < rejects.threshold(0.2)
+    assert [one.rejected for one in found] == wanted_B.tolist()
     assert all(one.labels[0] == one.label and set(one.labels) <= set(NAMES) for one in found)
     assert [one.label for one in found] == [one.label for one in plain]
     assert "rejected=" in repr(found[0]) and "one of: " in found[0]._repr_html_()
@@ -196,14 +224,14 @@ def test_words_reject_by_the_frozen_embedding_whatever_the_steps(backbone, tree,
     method, images = perlclip.create_method("perl", backbone, steps=2), perlclip.load_images(tree)
     classifier = perlclip.Classifier(method, NAMES)
     found = classifier.calibrate(perlclip.data.for_classes(images, NAMES), progress=False)
-    assert found.rejection.score == "words"
-    for steps in (None, 1):
-        rejected = [
-            one.rejected for one in classifier.predict(images.images, reject=True, reject_rate=0.25, steps=steps)
-        ]
-        assert sum(rejected) == 5  # of 24; one score is the threshold itself
+    assert found.rejection.first == "words"
+    whole, short = (
+        [one.rejected for one in classifier.predict(images.images, reject=True, reject_rate=0.25, steps=steps)]
+        for steps in (None, 1)
+    )
+    assert whole == short and 0 < sum(whole) < len(whole)
     other = perlclip.Classifier(method, NAMES, trust=found)
-    assert [one.rejected for one in other.predict(images.images, reject=True, reject_rate=0.25)] == rejected
+    assert [one.rejected for one in other.predict(images.images, reject=True, reject_rate=0.25)] == whole
 
 
 def test_calibration_on_own_images_is_for_any_list(fitted, tree):
@@ -239,7 +267,9 @@ def test_it_survives_saving_and_is_covered_by_the_hash(fitted, backbone, tmp_pat
         lambda trust: trust.update(images=3),
         lambda trust: trust.pop("sets"),
         lambda trust: trust["sets"]["lac"].reverse(),
-        lambda trust: trust["rejection"].update(score="guess"),
+        lambda trust: trust["rejection"].update(first="guess"),
+        lambda trust: trust["rejection"].update(means="no text of a file"),
+        lambda trust: trust["rejection"].update(near=[0.5, 0]),
         lambda trust: trust["calibration"].update(temperature=0),
         lambda trust: trust["calibration"].update(temperature="2"),
         lambda trust: trust.update(how=3),
@@ -260,7 +290,7 @@ def test_the_commands(fitted, tree, tmp_path):
     adapter = tmp_path / "adapter"
     perlclip.save_adapter(fitted[0], adapter)
     table = run("inspect", adapter).stdout
-    assert "21 (each left out)" in table and "probability of the best class" in table
+    assert "21 (each left out)" in table and "nearness to shots" in table
     said = run("predict", adapter, tree / "red", "--reject", "--coverage", "0.8", "--reject-rate", "0.2").stdout
     assert len(said.splitlines()) == 8 and "labels=red" in said and ("one of these" in said or "none of these" in said)
     rows = run("predict", adapter, tree / "red", "--coverage", "0.8", "--json").stdout.splitlines()

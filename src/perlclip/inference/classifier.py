@@ -33,7 +33,7 @@ from perlclip.thinking.policy import Plan, Steps, make_plan, refined_share
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.trust.conformal import KIND
 from perlclip.trust.record import OTHER_CLASSES, Trust, require_trust
-from perlclip.trust.rejection import RATE, FarWords
+from perlclip.trust.rejection import RATE, FarWords, class_means, text_score
 
 SHOWN = 20  # class names in a notebook's view
 
@@ -143,8 +143,13 @@ class Classifier:
         self._own_trust, self._with_head = trust, head
         self.trust = trust or (trained.trust if isinstance(trained, Adapter) else None)
         self._all_trained = not are_novel(class_names, known)
-        self._same_classes = sorted(class_keys(class_names)) == sorted(class_keys(known))
+        place = {key: i for i, key in enumerate(class_keys(known))}
+        found = [place.get(key) for key in class_keys(class_names)]
+        self._places = [i for i in found if i is not None] if None not in found else None  # among those trained on
+        if trust:
+            self._places = list(range(len(class_names)))
         self._far: FarWords | None = None
+        self._known = len(known)
         self._pace = Pace()
         self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
@@ -225,10 +230,14 @@ class Classifier:
                 bar(len(pixels))
         logits_NC, texts_NC, v_NE = (torch.cat(parts) for parts in zip(*found, strict=True))
         labels_N = torch.tensor([int(label) for label in images.labels])
-        trust = Trust.of(
-            "own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, FarWords.of(backbone, self._state.classes)
-        )
+        means_CE, near_N = class_means(v_NE, labels_N, len(self.class_names))
+        if self.trust and self._places is not None:  # of the shots, which these images are no part of
+            means_CE = self.trust.rejection.means_of(self._places, v_NE)
+            near_N = (v_NE.float() @ means_CE.T).amax(-1)
+        far = FarWords.of(backbone, self._state.classes)
+        trust = Trust.of("own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, far, means_CE, near_N)
         self.trust = self._own_trust = trust
+        self._places = list(range(len(self.class_names)))
         return trust
 
     @classmethod
@@ -364,8 +373,8 @@ class Classifier:
     def _threshold(self, rate: float) -> float:
         """What an image must score not to be rejected; makes what the score needs."""
         rejection = require_trust(self.trust, "rejecting").rejection
-        threshold = rejection.threshold(rate)
-        if rejection.score == "words" and self._far is None:
+        threshold = rejection.threshold(rate, alone=self._places is None)
+        if rejection.first == "words" and self._far is None:
             self._far = FarWords.of(self.method.backbone, self._state.classes)
             if self._far is None:
                 raise PerlclipError("so many words name a class of this list that too few are left to reject by")
@@ -374,15 +383,15 @@ class Classifier:
     def _checked(self, coverage: float | None, sets: str) -> float | None:
         if coverage is not None:
             require_trust(self.trust, "coverage").sets.bound(sets, coverage)
-            if not (self._own_trust or self._same_classes):
+            whole = self._own_trust or (self._all_trained and len(self.class_names) == self._known)
+            if not whole:
                 raise PerlclipError(OTHER_CLASSES)
         return coverage
 
     @torch.no_grad()
     def _predict_batch(self, pixels: Tensor, wanted: _Wanted, plan: Plan | None) -> list[Prediction]:
-        far = self._far if wanted.threshold is not None else None
         pixels = pixels.to(self.method.backbone.device, non_blocking=True)
-        logits_BC, steps, v_BE = self._answer(pixels, plan, far is not None)
+        logits_BC, steps, v_BE = self._answer(pixels, plan, wanted.threshold is not None)
         p_BC = (logits_BC / self.temperature).softmax(-1)
         values_BT, indices_BT = (tensor.tolist() for tensor in p_BC.topk(wanted.top_k))
         if not all(isfinite(values[0]) for values in values_BT):
@@ -393,8 +402,9 @@ class Classifier:
         ]
         rejected: Sequence[bool | None] = [None] * len(tops)
         if wanted.threshold is not None:
-            scores_B = p_BC.amax(-1) if far is None or v_BE is None else far.odds(v_BE)
-            rejected = (scores_B < wanted.threshold).tolist()
+            assert self.trust is not None and v_BE is not None
+            texts_B = text_score(p_BC, self._far, v_BE)
+            rejected = (self.trust.rejection.score(texts_B, v_BE, self._places) < wanted.threshold).tolist()
         labels = self._label_sets(p_BC, wanted) if wanted.coverage is not None else [None] * len(tops)
         return [
             Prediction(label=top[0][0], probability=top[0][1], top=top, steps=taken, rejected=none, labels=several)

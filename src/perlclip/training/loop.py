@@ -207,7 +207,8 @@ def _trust(method: Method, state: ClassState, choice: Choice, held: HeldOut | No
         return None
     far = FarWords.of(method.backbone, state.classes)
     v0_NE = held.v0_NE.to(method.backbone.device)
-    return Trust.of(choice.how, *held.answers(choice), held.labels_N, v0_NE, far)
+    found = held.answers(choice)
+    return Trust.of(choice.how, *found, held.labels_N, v0_NE, far, held.means_CE, held.near_N)
 
 
 def _record(

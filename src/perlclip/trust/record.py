@@ -9,9 +9,12 @@ from torch import Tensor
 from perlclip.errors import PerlclipError
 from perlclip.trust.calibration import Calibration, carried_temperature, fit_temperature
 from perlclip.trust.conformal import LabelSets
-from perlclip.trust.rejection import FarWords, Rejection
+from perlclip.trust.rejection import FarWords, Rejection, text_score
 
-REJECTS_BY = {"words": "odds of the classes against far words", "probability": "probability of the best class"}
+REJECTS_BY = {
+    "words": "odds of the classes against far words, and nearness to shots",
+    "probability": "probability of the best class, and nearness to shots",
+}
 NONE = (
     "{what} needs images that were held out, and the adapter knows of none: fit with a head, a rehearsal and at least "
     "two shots of each class, or give others with `perlclip calibrate ADAPTER DATA` (in Python Classifier.calibrate)"
@@ -37,9 +40,13 @@ class Trust:
 
     @classmethod
     def of(
-        cls, how: str, logits_NC: Tensor, texts_NC: Tensor, labels_N: Tensor, v_NE: Tensor, far: FarWords | None
-    ) -> "Trust":
-        """From the answers to images held out, those of the texts alone, their labels and frozen embeddings."""
+        cls, how: str, logits_NC: Tensor, texts_NC: Tensor, labels_N: Tensor, v_NE: Tensor, far: FarWords | None,
+        means_CE: Tensor, near_N: Tensor,
+    ) -> "Trust":  # fmt: skip
+        """From the answers to images held out, those of the texts alone, their labels and frozen embeddings.
+
+        `means_CE` are the classes' mean embeddings, and `near_N` how near the images are to them.
+        """
         temperature = fit_temperature(logits_NC, labels_N)
         p_NC = (logits_NC.double() / temperature).softmax(-1)
         return cls(
@@ -50,7 +57,9 @@ class Trust:
                 texts=fit_temperature(texts_NC, labels_N),
                 novel=carried_temperature(texts_NC, labels_N),
             ),
-            rejection=Rejection.of(p_NC, far, v_NE),
+            rejection=Rejection.of(
+                "words" if far else "probability", text_score(p_NC, far, v_NE).cpu(), near_N.cpu(), means_CE
+            ),
             sets=LabelSets.of(p_NC, labels_N),
         )
 
@@ -61,7 +70,7 @@ class Trust:
             "temperature": self.calibration.temperature,
             "temperature of the texts alone": self.calibration.texts,
             "temperature for new classes": self.calibration.novel,
-            "rejects by": REJECTS_BY[self.rejection.score],
+            "rejects by": REJECTS_BY[self.rejection.first],
             "smallest reject_rate": round(1 / (self.images + 1), 4),
             "largest coverage": round(self.images / (self.images + 1), 4),
         }
