@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,7 +37,9 @@ from perlclip.trust import conformal
 from perlclip.trust.calibration import carried_temperature, fit_temperature
 from perlclip.trust.conformal import KINDS, LabelSets
 from perlclip.trust.rejection import NEAR, FarWords, Rejection, class_means, known_words, text_score
-from perlclip.trust.reliability import reliability
+from perlclip.trust.reliability import BINS, reliability
+from perlclip.viz.drawing import Drawing, draw
+from perlclip.viz.style import BLUE, GREY, VERMILION
 
 COVERAGE, RATE = 0.9, 0.05
 
@@ -96,8 +99,10 @@ def frozen_cases(folder: Path, name: str, split: str) -> Iterator[Case]:
     zero = said(shots["v_NE"], shots["labels_N"], t_CE[:half])
     yield case("zero-shot", zero)
     ridge = Ridge.of(zero.v_NE, zero.labels_N, half)
+    means_CE, near_N = class_means(zero.v_NE, zero.labels_N, half)
     held = choose_head.HeldOut(
         labels_N=zero.labels_N, zero_NC=zero.zero_NC, adapted_NC=zero.zero_NC, v0_NE=zero.v_NE,
+        near_N=near_N, means_CE=means_CE,
         scores_LNC=ridge.left_out(choose_head.STRENGTHS, torch.arange(len(zero.labels_N))),
     )  # fmt: skip
     choice = choose_head.choose(held, (1.0,), "each left out")
@@ -324,6 +329,52 @@ def measure(folder: Path, split: str, out: Path | None, clip: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for name, rows in tables.items():
             write(rows, out / f"{name}.csv")
+        for path, content in draw_reliability(found).files(out).items():
+            path.write_bytes(content)
+
+
+def draw_reliability(found: list[Case]) -> Drawing:
+    """Confidence against accuracy of all images of a suite together, before and after."""
+    kinds = sorted({(case.suite, case.method) for case in found})
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots(2, len(kinds), sharex=True, sharey=True, squeeze=False)
+        for column, kind in enumerate(kinds):
+            some = [case for case in found if (case.suite, case.method) == kind]
+            for row, half in enumerate(("base", "novel")):
+                axis = axes[row, column]
+                axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+                for after, colour in ((False, VERMILION), (True, BLUE)):
+                    top, right = zip(*(sureness(case, half, after) for case in some), strict=True)
+                    bins = binned(torch.cat(top), torch.cat(right))
+                    axis.plot(*zip(*bins, strict=True), color=colour, marker="o", markersize=3.5,
+                              label="as answered" if after else "without calibration")  # fmt: skip
+                axis.set(title=f"{kind[1]}, {kind[0]}, {half}", xlim=(0, 1), ylim=(0, 1))
+        axes[0, 0].legend(loc="upper left")
+        for axis in axes[1]:
+            axis.set_xlabel("confidence")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("share that is right")
+
+    return draw("reliability", "Confidence against accuracy.", (2.7 * len(kinds), 5.4), paint)
+
+
+def sureness(case: Case, half: str, after: bool) -> tuple[Tensor, Tensor]:
+    """The best class's probability of each image, and whether it is right."""
+    said, held = getattr(case, half), case.held
+    t = 1.0
+    if after:
+        t = fit_temperature(held.logits_NC, held.labels_N)
+        t = carried_temperature(held.texts_NC, held.labels_N) if half == "novel" else t
+    top_B, answer_B = (said.logits_NC / t).softmax(-1).max(-1)
+    return top_B, (answer_B == said.labels_N).float()
+
+
+def binned(top_B: Tensor, right_B: Tensor, fewest: int = 10) -> list[tuple[float, float]]:
+    """Mean confidence and accuracy of each bin with enough images."""
+    bins_B = (top_B * BINS).long().clamp(max=BINS - 1)
+    inside = [bins_B == k for k in range(BINS) if int((bins_B == k).sum()) >= fewest]
+    return [(top_B[where].mean().item(), right_B[where].mean().item()) for where in inside]
 
 
 def cost(images: int = 64, rounds: int = 7) -> None:
