@@ -377,30 +377,42 @@ def binned(top_B: Tensor, right_B: Tensor, fewest: int = 10) -> list[tuple[float
     return [(top_B[where].mean().item(), right_B[where].mean().item()) for where in inside]
 
 
-def cost(images: int = 64, rounds: int = 7) -> None:
-    """Seconds of predictions with and without, on the embedded backbone; the median of some rounds, alternating."""
-    backbone = perlclip.load_backbone("tiny", device="cpu")
-    data = load_toybox("noisy_shapes")
-    names = data.test.class_names
-    method = perlclip.create_method("perl", backbone)
-    plain, trusting = perlclip.Classifier(method, names), perlclip.Classifier(method, names)
-    trusting.calibrate(data.val, progress=False)
-    some = list(data.test.images[:images])
-    options: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "calibrated": {},
-        "with reject and coverage": {"reject": True, "coverage": 0.9},
-    }
-    times: dict[str, list[float]] = {name: [] for name in options}
+def cost(images: int = 32) -> None:
+    """CPU milliseconds per image of all that is added to a prediction, and of one on the embedded backbone."""
+    print(f"added, tiny, 24 classes: {added(images, 24, 128, 0):.3f} ms per image")
+    print(f"added, ViT-B/16's width, 100 classes, 1600 words: {added(images, 100, 512, 1600):.3f} ms per image")
+    data, method = load_toybox("noisy_shapes"), perlclip.create_method("perl", perlclip.load_backbone("tiny"))
+    classifier, some = perlclip.Classifier(method, data.test.class_names), list(data.test.images[:images])
+    whole = milliseconds(lambda: classifier.predict(some), 5) / images
+    print(f"a prediction of PERL on tiny: {whole:.1f} ms per image")
+
+
+def added(images: int, classes: int, width: int, words: int) -> float:
+    """Temperature, scores and sets of random answers."""
+    v_BE, p_BC = F.normalize(torch.randn(images, width), dim=-1), torch.randn(images, classes).softmax(-1)
+    t_WE, t_CE = (F.normalize(torch.randn(count, width), dim=-1) for count in (words, classes))
+    far, labels_B = FarWords(("",) * words, t_WE, t_CE, 100.0) if words else None, torch.arange(images) % classes
+    means_CE, near_B = class_means(v_BE, labels_B, classes)
+    rejection = Rejection.of("words", text_score(p_BC, far, v_BE), near_B, means_CE)
+    sets = LabelSets.of(p_BC, labels_B)
+
+    def work() -> None:
+        q_BC = (p_BC / 1.3).softmax(-1)
+        (rejection.score(text_score(q_BC, far, v_BE), v_BE, range(classes)) < 0).tolist()
+        sets.of_images(q_BC, "lac", COVERAGE).tolist()
+        q_BC.argsort(dim=-1, descending=True, stable=True).tolist()
+
+    return milliseconds(work, 30) / images
+
+
+def milliseconds(work: Callable[[], object], rounds: int) -> float:
+    """Median CPU time."""
+    times = []
     for _ in range(rounds):
-        for name, more in options.items():
-            began = time.perf_counter()
-            (plain if name == "plain" else trusting).predict(some, **more)
-            times[name].append(time.perf_counter() - began)
-    base = statistics.median(times["plain"])
-    for name, seconds in times.items():
-        middle = statistics.median(seconds)
-        print(f"{name}: {1000 * middle / images:.3f} ms per image, x{middle / base:.4f}")
+        began = time.process_time()
+        work()
+        times.append(1000 * (time.process_time() - began))
+    return statistics.median(times)
 
 
 if __name__ == "__main__":
