@@ -20,6 +20,7 @@ _HOME = {
     "Prediction": "inference.classifier",
     "Recipe": "methods",
     "Thresholds": "thinking.thresholds",
+    "Trust": "trust.record",
     "create_method": "methods",
     "dataset_names": "data",
     "evaluate": "inference.evaluation",
@@ -38,7 +39,7 @@ _HOME = {
 }
 _PACKAGES = (
     "adapters", "analysis", "backbone", "bench", "data", "inference", "methods", "reference", "report", "text",
-    "thinking", "training", "viz",
+    "thinking", "training", "trust", "viz",
 )  # fmt: skip
 __all__ = [
     "Adapter",
@@ -52,6 +53,7 @@ __all__ = [
     "Prediction",
     "Recipe",
     "Thresholds",
+    "Trust",
     "__version__",
     "create_method",
     "dataset_names",
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from perlclip.thinking.thresholds import Thresholds
     from perlclip.training.choose_thresholds import set_thresholds
     from perlclip.training.loop import FitResult, fit
+    from perlclip.trust.record import Trust
 
 
 def __getattr__(name: str) -> Any:

@@ -23,9 +23,11 @@ PAIRS = [
         {"device", "dtype", "compile", "template", "backbone", "class_names", "head"},
     ),
     ("predict", Classifier.predict, {"top_k", "batch_size", "workers", "steps", "max_mean_steps", "max_ms"}),
+    ("predict", Classifier.predict, {"reject", "reject_rate", "coverage", "sets"}),
     ("eval", perlclip.load_adapter, {"device", "dtype", "backbone"}),
     ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile", "head"}),
     ("set-thresholds", perlclip.set_thresholds, {"workers"}),
+    ("calibrate", Classifier.calibrate, {"batch_size", "workers"}),
     ("analyze", perlclip.analysis.analyze, {"cases", "how", "workers"}),
 ]
 

@@ -32,6 +32,9 @@ def held_out(zero: float, adapted: float, head: float, images: int = 80) -> Held
         zero_NC=answers(labels_N, zero),
         adapted_NC=answers(labels_N, adapted),
         scores_LNC=scores_NC.expand(len(STRENGTHS), -1, -1),
+        v0_NE=torch.zeros(images, 2),
+        near_N=torch.zeros(images),
+        means_CE=torch.zeros(4, 2),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perlclip.errors import shell_word
+from perlclip.trust.record import Trust
 
 _CARD = """\
 ---
@@ -27,7 +28,7 @@ classifier = perlclip.Classifier.from_pretrained({folder})
 print(classifier.predict("image.jpg").label)
 ```
 
-or {command}.{adaptive}
+or {command}.{adaptive}{trust}
 
 ## Classes
 
@@ -76,6 +77,7 @@ def model_card(info: Mapping[str, Any], title: str) -> str:
         metrics=_table(info["metrics"]),
         fingerprint=info["backbone_fingerprint"],
         adaptive=_adaptive(info),
+        trust=_trust(info),
     )
 
 
@@ -103,6 +105,23 @@ def _adaptive(info: Mapping[str, Any]) -> str:
         return ""
     taken = f"{info['adaptive']['chosen'][0]:.1f} of {info['config']['steps']} on the training images"
     return f' With `steps="adaptive"` an image takes only the refinement steps it needs, {taken}.'
+
+
+def _trust(info: Mapping[str, Any]) -> str:
+    if "trust" not in info:
+        return ""
+    found = Trust.from_json(info["trust"])
+    return (
+        f"\n\n## How sure\n\nProbabilities are calibrated on {found.images} images that were held out ({found.how}): "
+        "logits are divided by the temperature. `predict(…, reject=True)` says which images are none of the classes, "
+        "`predict(…, coverage=0.9)` gives a set of labels that holds the right one so often, for images like these."
+        f"\n\n{_table(found.summary())}"
+    )
+
+
+def readable_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """An adapter's config for a person to read: without the scores of every image held out."""
+    return {**info, **({"trust": Trust.from_json(info["trust"]).summary()} if "trust" in info else {})}
 
 
 def _table(values: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ take their name right after; if that moment is a kill's, they are found under th
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -33,6 +33,7 @@ from perlclip.methods.registry import create_method
 from perlclip.text.classes import check_class_names
 from perlclip.text.templates import check_template
 from perlclip.thinking.thresholds import Thresholds
+from perlclip.trust.record import Trust
 
 FORMAT_VERSIONS = (1, 2)  # 2: with a head, without which earlier versions of perlclip would answer
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
@@ -47,8 +48,9 @@ _saving = Lock()  # of this process; others are kept out by a lock on the folder
 class Adapter:
     """A trained method with the classes it was trained for, how it was trained and how good it is.
 
-    `thresholds` are those of adaptive thinking and `head` what is added to the text classifier, where there are any;
-    `info` is the whole of `adapter_config.json`, if it was loaded from a folder.
+    `thresholds` are those of adaptive thinking, `head` what is added to the text classifier, `trust` what images held
+    out say about its probabilities, where there are any; `info` is the whole of `adapter_config.json`, if it was loaded
+    from a folder.
     """
 
     method: Method
@@ -58,6 +60,7 @@ class Adapter:
     metrics: Mapping[str, Any] = field(default_factory=dict, repr=False)
     thresholds: Thresholds | None = field(default=None, repr=False)
     head: Head | None = field(default=None, repr=False)
+    trust: Trust | None = field(default=None, repr=False)
     info: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -85,6 +88,7 @@ def save_adapter(
     metrics: Mapping[str, Any] | None = None,
     thresholds: Thresholds | None = None,
     head: Head | None = None,
+    trust: Trust | None = None,
 ) -> Path:
     """Write an adapter folder: of what `fit` gave or `load_adapter` loaded, or of a method, its classes and template.
 
@@ -102,6 +106,7 @@ def save_adapter(
         metrics=metrics,
         thresholds=thresholds,
         head=head,
+        trust=trust,
     )
     adapter = replace(trained, **{key: value for key, value in given.items() if value is not None})
     folder, method = Path(folder), adapter.method
@@ -127,6 +132,7 @@ def save_adapter(
         "metrics": dict(adapter.metrics),
         **({"adaptive": adapter.thresholds.as_json()} if adapter.thresholds else {}),
         **({"head": adapter.head.as_json()} if adapter.head else {}),
+        **({"trust": adapter.trust.as_json()} if adapter.trust else {}),
         "weights_sha256": hashlib.sha256(weights).hexdigest(),
     }
     try:
@@ -229,6 +235,7 @@ def load_adapter(
         metrics=info["metrics"],
         thresholds=Thresholds.from_json(info["adaptive"]) if "adaptive" in info else None,
         head=head,
+        trust=Trust.from_json(info["trust"]) if "trust" in info else None,
         info=info,
     )
 
@@ -306,9 +313,10 @@ def _check_info(info: Any, path: Path) -> dict[str, Any]:
     if len(info["templates"]) != 1:
         raise PerlclipError(f"adapter file {path} is damaged: one template is needed, got {len(info['templates'])}")
     check_template(info["templates"][0])
-    if "adaptive" in info:
+    parts: dict[str, Callable[[Any], object]] = {"adaptive": Thresholds.from_json, "trust": Trust.from_json}
+    for key in parts.keys() & info.keys():
         try:
-            Thresholds.from_json(info["adaptive"])
+            parts[key](info[key])
         except PerlclipError as error:
             raise PerlclipError(f"adapter file {path} is damaged: {error}") from error
     if OWN_HASH in info and info[OWN_HASH] != _own_hash(info):

@@ -271,7 +271,7 @@ def _trained_before(run: Run, images: ImageSet, workspace: Workspace, store: Sto
             except PerlclipError:  # damaged since: train again
                 continue
             if other.head != run.head:  # what it was trained to be, before it got its head
-                adapter, record = replace(adapter, head=None), {**record, "head": None}
+                adapter, record = replace(adapter, head=None, trust=None), {**record, "head": None}
             return Trained(adapter=adapter, fit=record["fit"], head=record.get("head"), adapter_of=other.name)
     return None
 

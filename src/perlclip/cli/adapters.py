@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import perlclip
-from perlclip.cli.common import CLASS_NAMES, FOLDER, POSITIVE, image_paths, options, print_table
+from perlclip.cli.common import CLASS_NAMES, FOLDER, POSITIVE, SHARE, image_paths, options, print_table
 from perlclip.errors import PerlclipError, unknown_name
 
 if TYPE_CHECKING:
@@ -35,18 +35,22 @@ ON_ERROR = click.option(
 @click.argument("images", nargs=-1, required=True)
 @click.option("--top-k", type=POSITIVE, default=1, help="Labels for each image.")
 @click.option("--json", "form", flag_value="json", help="One JSON object a line.")
-@click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability, and steps if asked for.")
+@click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability, and what is asked for.")
 @click.option("--out", type=FOLDER, metavar="FILE", help="Write to FILE.csv, .jsonl or .parquet, whole or not at all.")
 @ON_ERROR
 @options("class-names", "template", "backbone")
 @click.option("--batch-size", type=POSITIVE, default=32)
 @options("steps", "max-mean-steps", "head")
 @click.option("--max-ms", type=float, metavar="X", help="Milliseconds for a batch; its base pass is always made.")
+@click.option("--reject", is_flag=True, help="Say which images are none of the classes.")
+@click.option("--reject-rate", type=SHARE, default=0.05, help="Share of images of a class that may be rejected.")
+@click.option("--coverage", type=SHARE, metavar="X", help="A set of labels that holds the right one so often: 0.9.")
+@click.option("--sets", type=click.Choice(["lac", "raps"]), default="lac", help="The smallest sets, or adaptive ones.")
 @options("device", "dtype", "compile", "workers")
 def predict(
     adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, out: Path | None,
     on_error: str, batch_size: int, workers: int, steps: Any, max_mean_steps: float | None, max_ms: float | None,
-    **loading: Any,
+    reject: bool, reject_rate: float, coverage: float | None, sets: str, **loading: Any,
 ) -> None:  # fmt: skip
     """Label IMAGES: files, folders, globs in quotes, or - for a path on each line of stdin."""
     from perlclip.data import Unreadable
@@ -59,13 +63,15 @@ def predict(
     if out:
         check_row_file(out)
     classifier = perlclip.Classifier.from_pretrained(adapter, **loading)
-    with_steps = any(limit is not None for limit in (steps, max_mean_steps, max_ms))
+    asked = {"steps": any(limit is not None for limit in (steps, max_mean_steps, max_ms))}
+    asked |= {"rejected": reject, "labels": coverage is not None}
+    more = [key for key, wanted in asked.items() if wanted]
     skipped: list[Unreadable] = []
     show = out is not None or not sys.stdout.isatty()
-    with _writing(form, out, with_steps) as write, progress_bar("predict", len(paths), show=show) as bar:
+    with _writing(form, out, more) as write, progress_bar("predict", len(paths), show=show) as bar:
         predictions = classifier.predict_iter(
             paths, top_k=top_k, batch_size=batch_size, workers=workers, steps=steps, max_mean_steps=max_mean_steps,
-            max_ms=max_ms, on_error=on_error,
+            max_ms=max_ms, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets, on_error=on_error,
         )  # fmt: skip
         for path, prediction in zip(paths, predictions, strict=True):
             if isinstance(prediction, Unreadable):
@@ -79,45 +85,52 @@ def predict(
 
 
 COLUMNS: dict[str, type] = {"image": str, "rank": int, "label": str, "probability": float}
+MORE: dict[str, type] = {"steps": int, "rejected": bool, "labels": str}  # what may be asked for
 
 
 @contextmanager
-def _writing(form: str | None, out: Path | None, with_steps: bool) -> "Iterator[Callable[[Path, Prediction], None]]":
+def _writing(form: str | None, out: Path | None, more: Sequence[str]) -> "Iterator[Callable[[Path, Prediction], None]]":
     """What writes a prediction: to the screen or to a file."""
     from perlclip.inference.row_files import row_file, rows_to
 
-    columns = COLUMNS | ({"steps": int} if with_steps else {})
+    columns = COLUMNS | {key: MORE[key] for key in more}
     if out is None and form is None:
-        yield lambda path, found: click.echo("\t".join(_words(path, found, with_steps)))
+        yield lambda path, found: click.echo("\t".join(_words(path, found, more)))
         return
     nested = form == "json" or (out is not None and out.suffix.lower() not in (".csv", ".parquet"))
     rows = _record if nested else _rows
     with row_file(out, columns) if out else rows_to(sys.stdout, form or "", columns) as write:
 
         def each(path: Path, found: "Prediction") -> None:
-            for row in rows(path, found, with_steps):
+            for row in rows(path, found, more):
                 write(row)
 
         yield each
 
 
-def _words(path: Path, found: "Prediction", with_steps: bool) -> list[str]:
+def _words(path: Path, found: "Prediction", more: Sequence[str]) -> list[str]:
     words = [f"{label}\t{p:.4f}" for label, p in found.top]
-    return [str(path), *words, *([f"steps={found.steps}"] if with_steps else [])]
+    said = {"steps": f"steps={found.steps}", "rejected": "none of these" if found.rejected else "one of these"}
+    said["labels"] = f"labels={_joined(found)}"
+    return [str(path), *words, *(said[key] for key in more)]
 
 
-def _rows(path: Path, found: "Prediction", with_steps: bool) -> Iterator[dict[str, Any]]:
+def _joined(found: "Prediction") -> str:
+    """A set of labels in one field; where a name has the sign that parts them, it can be told apart in JSON."""
+    return "|".join(found.labels or ())
+
+
+def _rows(path: Path, found: "Prediction", more: Sequence[str]) -> Iterator[dict[str, Any]]:
     """A row for each label."""
-    steps = {"steps": found.steps} if with_steps else {}
+    asked = {key: _joined(found) if key == "labels" else getattr(found, key) for key in more}
     for rank, (label, p) in enumerate(found.top, start=1):
-        yield {"image": str(path), "rank": rank, "label": label, "probability": round(p, 6), **steps}
+        yield {"image": str(path), "rank": rank, "label": label, "probability": round(p, 6), **asked}
 
 
-def _record(path: Path, found: "Prediction", with_steps: bool) -> Iterator[dict[str, Any]]:
+def _record(path: Path, found: "Prediction", more: Sequence[str]) -> Iterator[dict[str, Any]]:
     """One for all labels."""
-    steps = {"steps": found.steps} if with_steps else {}
     labels = [{"label": label, "probability": p} for label, p in found.top]
-    yield {"image": str(path), **labels[0], **steps, "top": labels}
+    yield {"image": str(path), **labels[0], **{key: getattr(found, key) for key in more}, "top": labels}
 
 
 def _end(skipped: "Sequence[Unreadable]", total: int) -> None:
@@ -145,12 +158,13 @@ def _end(skipped: "Sequence[Unreadable]", total: int) -> None:
 @click.option("--predictions", type=FOLDER, metavar="FILE", help="Every image's answer: FILE.csv, .jsonl or .parquet.")
 @click.option("--page", type=FOLDER, metavar="FILE", help="A page with the mistakes to look at: FILE.html.")
 @click.option("--confusion", type=FOLDER, metavar="FILE", help="The confusion matrix as a picture: FILE.png or .svg.")
+@click.option("--reliability", type=FOLDER, metavar="FILE", help="The reliability diagram: FILE.png or .svg.")
 @ON_ERROR
 @options("steps", "max-mean-steps", "head", "data", "device", "dtype", "compile", "workers")
 def eval_(
     adapter: Path, data: str, split: str | None, class_names: Any, template: str | None,
     root: Path | None, backbone: str | None, device: str, dtype: str, as_json: bool, predictions: Path | None,
-    page: Path | None, confusion: Path | None, **how: Any,
+    page: Path | None, confusion: Path | None, reliability: Path | None, **how: Any,
 ) -> None:  # fmt: skip
     """Accuracy of ADAPTER on the labelled images of DATA: all that `fit` takes, of a split source the test images."""
     from dataclasses import asdict, replace
@@ -162,7 +176,8 @@ def eval_(
     if predictions:
         check_row_file(predictions)
     _check_ending(page, ".html")
-    _check_ending(confusion, ".png", ".svg")
+    for picture in (confusion, reliability):
+        _check_ending(picture, ".png", ".svg")
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     trained = Classes(loaded.class_names, loaded.template)
     skipped: list[Unreadable] | None = [] if how["on_error"] == "skip" else None
@@ -179,7 +194,7 @@ def eval_(
     else:
         _show(found)
     title = f"Mistakes of {adapter.resolve().name} on {data}"
-    for path in _write_found(found, title, predictions, page, confusion):
+    for path in _write_found(found, title, predictions, page, confusion, reliability):
         click.echo(f"written: {path}", err=as_json)
     _end(found.skipped, found.total + len(found.skipped))
 
@@ -218,25 +233,33 @@ def _show(found: "Evaluation") -> None:
         click.echo("by step k = 0, 1, …: " + "  ".join(f"{accuracy:.1f}" for accuracy in found.step_accuracy))
     if found.mean_steps is not None:
         click.echo(f"{found.mean_steps:.2f} refinement steps per image")
+    for what, measured in (("without calibration", found.uncalibrated), ("as answered", found.reliability)):
+        if measured:
+            click.echo(
+                f"{what}: confidence {measured.confidence:.1f} %, calibration error {measured.ece:.1f} % (equal mass "
+                f"{measured.ece_equal_mass:.1f} %), Brier score {measured.brier:.3f}, log-loss {measured.nll:.3f}"
+            )
     click.echo(f"accuracy {found.accuracy:.2f} % on {found.total} images")
 
 
 def _write_found(
-    found: "Evaluation", title: str, predictions: Path | None, page: Path | None, confusion: Path | None
-) -> Iterator[Path]:
+    found: "Evaluation", title: str, predictions: Path | None, page: Path | None, confusion: Path | None,
+    reliability: Path | None,
+) -> Iterator[Path]:  # fmt: skip
     """The files that were asked for, as they are written."""
     from perlclip.files import write_files
 
     if predictions:
         found.save_predictions(predictions)
         yield predictions
-    if page or confusion:
-        from perlclip.viz.mistakes import draw_confusion, mistakes_page
+    if page or confusion or reliability:
+        from perlclip.viz.mistakes import draw_confusion, draw_reliability, mistakes_page
 
-        if confusion:
-            drawing = draw_confusion(found)
-            write_files({confusion: drawing.svg if confusion.suffix.lower() == ".svg" else drawing.png})
-            yield confusion
+        for path, draw in ((confusion, draw_confusion), (reliability, draw_reliability)):
+            if path:
+                drawing = draw(found)
+                write_files({path: drawing.svg if path.suffix.lower() == ".svg" else drawing.png})
+                yield path
         if page:
             write_files({page: mistakes_page(found, title=title).encode()})
             yield page
@@ -286,11 +309,11 @@ def _method(name: str, backbone: "Backbone") -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True, help="The whole adapter_config.json.")
 def inspect(adapter: Path, as_json: bool) -> None:
     """What an ADAPTER is, without loading its backbone."""
-    from perlclip.adapters.card import flat
+    from perlclip.adapters.card import flat, readable_info
     from perlclip.adapters.folder import read_info
 
     info = read_info(adapter)
     if as_json:
         click.echo(json.dumps(info, indent=2, ensure_ascii=False))
     else:
-        print_table(("what", "value"), flat(info))
+        print_table(("what", "value"), flat(readable_info(info)))

@@ -13,6 +13,7 @@ import click
 from perlclip.errors import PerlclipError
 
 FOLDER = click.Path(path_type=Path)
+SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 NATURAL, POSITIVE = click.IntRange(min=0), click.IntRange(min=1)
 SEED = click.IntRange(0, 2**63 - 1)
 MAX_LIST = 2**28  # bytes of paths on stdin

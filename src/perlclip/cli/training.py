@@ -1,4 +1,4 @@
-"""Making adapters: `perlclip fit | set-thresholds`."""
+"""Making adapters: `perlclip fit | set-thresholds | calibrate`."""
 
 import time
 from collections.abc import Iterator
@@ -199,6 +199,43 @@ def set_thresholds(
     perlclip.save_adapter(loaded, adapter, thresholds=found)
     views = f"{found.views} {'training ' * bool(same)}views"
     click.echo(f"adaptive thinking takes {found.chosen.mean_steps:.1f} steps per image on {views}")
+
+
+@click.command()
+@click.argument("adapter", type=FOLDER)
+@click.argument("data")
+@click.option("--split", help="train, val or test, where DATA is split; val if not given, and there is one.")
+@click.option("--val", type=NATURAL, default=4, help="As in fit.")
+@click.option("--class-names", type=CLASS_NAMES, help="As in fit.")
+@click.option("--batch-size", type=POSITIVE, default=64)
+@options("backbone", "data", "device", "dtype", "workers")
+def calibrate(
+    adapter: Path, data: str, split: str | None, val: int, class_names: Any, batch_size: int, backbone: str | None,
+    root: Path | None, device: str, dtype: str, workers: int,
+) -> None:  # fmt: skip
+    """Calibrate an ADAPTER on labelled images of DATA that it was not trained on: how sure its answers may be, which
+    images to reject, sets of labels.
+
+    `fit` has done so already on shots that it held out. Of DATA that the adapter was trained on, the images that it has
+    not seen are taken.
+    """
+    from perlclip.data import for_classes, has_split, readable
+
+    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
+    if split is None and has_split(data, "val", data=root):
+        split = "val"
+    chosen = perlclip.load_images(data, split=split, class_names=class_names, template=loaded.template, data=root)
+    seed = loaded.training.get("seed", 1)
+    seen = _trained_on(loaded, data, val=val, seed=seed, class_names=class_names, data=root) if split is None else None
+    if seen:
+        known = set(map(str, seen.images))
+        chosen = chosen.select(i for i, image in enumerate(chosen.images) if str(image) not in known)
+    images = readable(for_classes(chosen, loaded.class_names))[0]
+    if not len(images):
+        raise PerlclipError(f"{adapter} was trained on all images of {data}: calibrate it on others")
+    found = perlclip.Classifier(loaded).calibrate(images, batch_size=batch_size, workers=workers)
+    perlclip.save_adapter(loaded, adapter, trust=found)
+    click.echo(f"calibrated on {found.images} images: temperature {found.calibration.temperature:.2f}")
 
 
 def _trained_on(adapter: "Adapter", source: str, **how: Any) -> "ImageSet | None":

@@ -1,7 +1,7 @@
 """`Classifier`: images in, labels out."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from itertools import count, islice
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.adapters.folder import Adapter, load_adapter
-from perlclip.backbone import Backbone
+from perlclip.backbone import Backbone, Images
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
 from perlclip.data.decoding import check_on_error
 from perlclip.data.images import Unreadable, as_source, is_image, read_image, try_image
@@ -25,11 +25,15 @@ from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
 from perlclip.methods.base import Method
 from perlclip.methods.perl import Perl
-from perlclip.text.classes import Classes, are_novel, check_class_names
+from perlclip.progress import progress_bar
+from perlclip.text.classes import Classes, are_novel, check_class_names, class_keys
 from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
 from perlclip.thinking.limits import Budget, Deadline, Limit, Pace, check_limits
 from perlclip.thinking.policy import Plan, Steps, make_plan, refined_share
 from perlclip.thinking.thresholds import Thresholds
+from perlclip.trust.conformal import KIND
+from perlclip.trust.record import OTHER_CLASSES, Trust, require_trust
+from perlclip.trust.rejection import RATE, FarWords, class_means, text_score
 
 SHOWN = 20  # class names in a notebook's view
 
@@ -38,17 +42,22 @@ SHOWN = 20  # class names in a notebook's view
 class Prediction:
     """The most probable label, its probability, and the best few of them, best first.
 
-    `steps` are the refinement steps that the image took; None for methods that take none.
+    `steps` are the refinement steps that the image took; None for methods that take none. `rejected` says whether it is
+    none of the classes, and `labels` are its set, most probable first, where these were asked for.
     """
 
     label: str
     probability: float
     top: tuple[tuple[str, float], ...]
     steps: int | None = None
+    rejected: bool | None = None
+    labels: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         top = ", ".join(f"{label} {p:.4f}" for label, p in self.top)
-        return f"Prediction({self.label!r}, {self.probability:.4f}, top=[{top}], steps={self.steps})"
+        asked = "" if self.rejected is None else f", rejected={self.rejected}"
+        asked += "" if self.labels is None else f", labels={self.labels}"
+        return f"Prediction({self.label!r}, {self.probability:.4f}, top=[{top}], steps={self.steps}{asked})"
 
     def _repr_html_(self) -> str:
         """For notebooks: the labels with bars."""
@@ -57,8 +66,11 @@ class Prediction:
             f"<td><meter value='{p:.4f}' max='1'></meter></td></tr>"
             for label, p in self.top
         )
-        taken = "" if self.steps is None else f"<caption>{self.steps} refinement steps</caption>"
-        return f"<table>{taken}{rows}</table>"
+        said = [] if self.steps is None else [f"{self.steps} refinement steps"]
+        said += ["none of these"] if self.rejected else []
+        said += [] if self.labels is None else [escape(f"one of: {', '.join(self.labels)}")]
+        caption = f"<caption>{'; '.join(said)}</caption>" if said else ""
+        return f"<table>{caption}{rows}</table>"
 
 
 class _Options(TypedDict, total=False):
@@ -70,6 +82,20 @@ class _Options(TypedDict, total=False):
     steps: Steps
     max_mean_steps: float | None
     max_ms: float | None
+    reject: bool
+    reject_rate: float
+    coverage: float | None
+    sets: str
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Of an answer: labels, a threshold to reject below, the coverage and kind of its set."""
+
+    top_k: int
+    threshold: float | None
+    coverage: float | None
+    sets: str
 
 
 class Classifier:
@@ -77,10 +103,11 @@ class Classifier:
 
     From what `fit` or `load_adapter` gave it takes class names, template and thresholds; a method alone needs class
     names. The vocabulary is open: names that were not trained on make the classes `novel`, which some methods answer
-    differently. `thresholds` are those of adaptive thinking; `head=False` leaves out the adapter's head.
-    `compile="auto"` replays small batches as CUDA graphs where there is CUDA, recorded when a size comes the second
-    time; `compile_seconds` says what that has cost. Threads may share a classifier, and classifiers a backbone; other
-    processes get it as a pickle of what it was made of.
+    differently. `thresholds` are those of adaptive thinking; `head=False` leaves out the adapter's head; `trust` is
+    what `calibrate` found for these classes, or else the adapter's. `compile="auto"` replays small batches as CUDA
+    graphs where there is CUDA, recorded when a size comes the second time; `compile_seconds` says what that has cost.
+    Threads may share a classifier, and classifiers a backbone; other processes get it as a pickle of what it was made
+    of.
     """
 
     def __init__(
@@ -92,6 +119,7 @@ class Classifier:
         novel: bool | None = None,
         thresholds: Thresholds | None = None,
         head: bool = True,
+        trust: Trust | None = None,
         compile: str = "auto",
     ) -> None:
         if isinstance(trained, Adapter):
@@ -111,19 +139,31 @@ class Classifier:
         self.template = template
         self.thresholds = thresholds
         self._made_of = partial(type(self), novel=novel, thresholds=thresholds, head=head, compile=compile), trained
+        known = trained.class_names if isinstance(trained, Adapter) else ()
+        self._own_trust, self._with_head = trust, head
+        self.trust = trust or (trained.trust if isinstance(trained, Adapter) else None)
+        self._all_trained = not are_novel(class_names, known)
+        place = {key: i for i, key in enumerate(class_keys(known))}
+        found = [place.get(key) for key in class_keys(class_names)]
+        self._places = [i for i in found if i is not None] if None not in found else None  # among those trained on
+        if trust:
+            self._places = list(range(len(class_names)))
+        self._far: FarWords | None = None
+        self._known = len(known)
         self._pace = Pace()
         self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
         kept = trained.head if head and isinstance(trained, Adapter) else None
         self._answering = answering = Answering(method, self._state, kept)
         self._compiled = Compiled(lambda pixels: [answering.logits(pixels)], method.backbone.device, compile)
+        self._compiled_both = Compiled(self._both, method.backbone.device, compile)
         self._encoded: Tensor | None = None  # what was recorded reads these class embeddings
         self._lock = Lock()  # a graph's input and output are one place for all threads
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as what it was made of; the backbone is loaded again by its name, budgets and graphs begin anew."""
         make, trained = self._made_of
-        return make, (trained, self.class_names, self.template)
+        return partial(make, trust=self._own_trust), (trained, self.class_names, self.template)
 
     def __repr__(self) -> str:
         named, more = ", ".join(self.class_names[:5]), ", …" * (len(self.class_names) > 5)
@@ -148,6 +188,8 @@ class Classifier:
             ("prompt", self.template),
             ("head", "yes" if self._answering.head else "no"),
         ]
+        if self.trust:
+            rows.append(("temperature", f"{self.temperature:.2f}, from {self.trust.images} images held out"))
         if self.method.image_steps:
             adaptive = f"{thresholds.chosen.mean_steps:.1f} on its training images" if thresholds else "no thresholds"
             rows.append(("refinement steps", f"{self.method.image_steps}; adaptive: {adaptive}"))
@@ -156,7 +198,47 @@ class Classifier:
     @property
     def compile_seconds(self) -> float:
         """What recording CUDA graphs has cost so far."""
-        return self._compiled.seconds
+        return self._compiled.seconds + self._compiled_both.seconds
+
+    @property
+    def temperature(self) -> float:
+        """By what logits are divided before they become probabilities."""
+        if self._own_trust:
+            return self._own_trust.calibration.temperature
+        found = self.trust
+        return found.calibration.of(novel=not self._all_trained, head=self._with_head) if found else 1.0
+
+    @torch.no_grad()
+    def calibrate(self, images: ImageSet, *, batch_size: int = 64, workers: int = 0, progress: bool = True) -> Trust:
+        """From labelled images of these classes, which nothing was trained on: how sure answers may be.
+
+        The classifier goes by it from now on; `save_adapter(…, trust=…)` keeps it with the adapter, if the classes are
+        the adapter's.
+        """
+        if not len(images):
+            raise PerlclipError("there are no images to calibrate on")
+        if images.class_names != self.class_names:
+            raise PerlclipError("the images to calibrate on must have the classifier's classes, in its order")
+        head, backbone = self._answering.head, self.method.backbone
+        alone = Answering(self.method, self._state, replace(head, scale=0.0)) if head else None
+        found: list[tuple[Tensor, ...]] = []
+        with progress_bar("calibrate", len(images), show=progress) as bar:
+            for pixels, _ in fixed_views(images, backbone.preprocess, batch_size, backbone.device, workers):
+                frozen = self.method.frozen(pixels)
+                logits_BC, v_BE = self._both(frozen)
+                found.append((logits_BC, alone.logits(frozen) if alone else logits_BC, v_BE))
+                bar(len(pixels))
+        logits_NC, texts_NC, v_NE = (torch.cat(parts) for parts in zip(*found, strict=True))
+        labels_N = torch.tensor([int(label) for label in images.labels])
+        means_CE, near_N = class_means(v_NE, labels_N, len(self.class_names))
+        if self.trust and self._places is not None:  # of the shots, which these images are no part of
+            means_CE = self.trust.rejection.means_of(self._places, v_NE)
+            near_N = (v_NE.float() @ means_CE.T).amax(-1)
+        far = FarWords.of(backbone, self._state.classes)
+        trust = Trust.of("own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, far, means_CE, near_N)
+        self.trust = self._own_trust = trust
+        self._places = list(range(len(self.class_names)))
+        return trust
 
     @classmethod
     def from_pretrained(
@@ -195,7 +277,9 @@ class Classifier:
     ) -> list[Prediction | Unreadable]: ...
     def predict(
         self, images: ImageSource | Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
-        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None, on_error: str = "stop",
+        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
+        reject: bool = False, reject_rate: float = RATE, coverage: float | None = None, sets: str = KIND,
+        on_error: str = "stop",
     ) -> Prediction | Unreadable | Sequence[Prediction | Unreadable]:  # fmt: skip
         """Label one image, or several: paths, files' bytes, open files, PIL images or uint8 arrays; `workers` decode.
 
@@ -203,14 +287,19 @@ class Classifier:
         `max_mean_steps` bounds their mean over all images that this classifier answers so; after `max_ms` milliseconds
         a batch, decoding included, is given the answers it has, once its base pass is made. Both imply "adaptive".
 
+        With `reject=True` each answer says whether the image is none of the classes; those of a class are `rejected` at
+        the rate given. With a `coverage` it has the set of `labels` that holds the true one so often: `sets` are "lac",
+        the smallest, or "raps". Both go by images that were held out, and are refused without enough of them.
+
         An image that cannot be read is an error, or with `on_error="skip"` an `Unreadable` in the place of its answer.
         """
         one = is_image(images)
-        found = self.predict_iter(
-            [images] if one else images,  # type: ignore[list-item,arg-type]
-            top_k=top_k, batch_size=batch_size, workers=workers,
-            steps=steps, max_mean_steps=max_mean_steps, max_ms=max_ms, on_error=on_error,
+        options = _Options(
+            top_k=top_k, batch_size=batch_size, workers=workers, steps=steps, max_mean_steps=max_mean_steps,
+            max_ms=max_ms, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets,
         )  # fmt: skip
+        several: Any = [images] if one else images
+        found = self.predict_iter(several, on_error=on_error, **options)
         return next(found) if one else list(found)
 
     @overload
@@ -223,13 +312,19 @@ class Classifier:
     ) -> Iterator[Prediction | Unreadable]: ...
     def predict_iter(
         self, images: Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
-        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None, on_error: str = "stop",
+        steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
+        reject: bool = False, reject_rate: float = RATE, coverage: float | None = None, sets: str = KIND,
+        on_error: str = "stop",
     ) -> Iterator[Prediction | Unreadable]:  # fmt: skip
         """The same, one after the other, holding one batch in memory, or with `workers` a few."""
         if top_k < 1 or batch_size < 1:
             raise PerlclipError(f"top_k and batch size must be at least 1, got {top_k} and {batch_size}")
         check_on_error(on_error)
         check_limits(max_mean_steps, max_ms)
+        wanted = _Wanted(
+            min(top_k, len(self.class_names)), self._threshold(reject_rate) if reject else None,
+            self._checked(coverage, sets), sets,
+        )  # fmt: skip
         batches = self._batches(images, batch_size, workers, on_error == "skip")
         while True:
             plan = self._plan(steps, max_mean_steps, max_ms)  # a deadline's clock starts here
@@ -237,7 +332,7 @@ class Classifier:
             if batch is None:
                 return
             pixels, lost = batch
-            found = self._predict_batch(pixels, min(top_k, len(self.class_names)), plan) if len(pixels) else []
+            found = self._predict_batch(pixels, wanted, plan) if len(pixels) else []
             answers = iter(found)
             yield from (lost[i] if i in lost else next(answers) for i in range(len(found) + len(lost)))
 
@@ -275,37 +370,83 @@ class Classifier:
         policy = self.thresholds.within(max_mean_steps) if self.thresholds else None
         return make_plan(self.method, steps, policy, limits)
 
+    def _threshold(self, rate: float) -> float:
+        """What an image must score not to be rejected; makes what the score needs."""
+        rejection = require_trust(self.trust, "rejecting").rejection
+        threshold = rejection.threshold(rate, alone=self._places is None)
+        if rejection.first == "words" and self._far is None:
+            self._far = FarWords.of(self.method.backbone, self._state.classes)
+            if self._far is None:
+                raise PerlclipError("so many words name a class of this list that too few are left to reject by")
+        return threshold
+
+    def _checked(self, coverage: float | None, sets: str) -> float | None:
+        if coverage is not None:
+            require_trust(self.trust, "coverage").sets.bound(sets, coverage)
+            whole = self._own_trust or (self._all_trained and len(self.class_names) == self._known)
+            if not whole:
+                raise PerlclipError(OTHER_CLASSES)
+        return coverage
+
     @torch.no_grad()
-    def _predict_batch(self, pixels: Tensor, top_k: int, plan: Plan | None) -> list[Prediction]:
-        logits_BC, steps = self._answer(pixels.to(self.method.backbone.device, non_blocking=True), plan)
-        values_BT, indices_BT = (tensor.tolist() for tensor in logits_BC.softmax(-1).topk(top_k))
+    def _predict_batch(self, pixels: Tensor, wanted: _Wanted, plan: Plan | None) -> list[Prediction]:
+        pixels = pixels.to(self.method.backbone.device, non_blocking=True)
+        logits_BC, steps, v_BE = self._answer(pixels, plan, wanted.threshold is not None)
+        p_BC = (logits_BC / self.temperature).softmax(-1)
+        values_BT, indices_BT = (tensor.tolist() for tensor in p_BC.topk(wanted.top_k))
         if not all(isfinite(values[0]) for values in values_BT):
             raise PerlclipError("an answer is not a number: the adapter's weights are unusable in the backbone's dtype")
         tops = [
             tuple((self.class_names[i], p) for i, p in zip(indices, values, strict=True))
             for indices, values in zip(indices_BT, values_BT, strict=True)
         ]
+        rejected: Sequence[bool | None] = [None] * len(tops)
+        if wanted.threshold is not None:
+            assert self.trust is not None and v_BE is not None
+            texts_B = text_score(p_BC, self._far, v_BE)
+            rejected = (self.trust.rejection.score(texts_B, v_BE, self._places) < wanted.threshold).tolist()
+        labels = self._label_sets(p_BC, wanted) if wanted.coverage is not None else [None] * len(tops)
         return [
-            Prediction(label=top[0][0], probability=top[0][1], top=top, steps=taken)
-            for top, taken in zip(tops, steps, strict=True)
+            Prediction(label=top[0][0], probability=top[0][1], top=top, steps=taken, rejected=none, labels=several)
+            for top, taken, none, several in zip(tops, steps, rejected, labels, strict=True)
         ]
 
-    def _answer(self, pixels: Tensor, plan: Plan | None) -> tuple[Tensor, Sequence[int | None]]:
+    def _label_sets(self, p_BC: Tensor, wanted: _Wanted) -> Sequence[tuple[str, ...] | None]:
+        """The names in each image's set, most probable first."""
+        assert self.trust is not None and wanted.coverage is not None
+        within_BC = self.trust.sets.of_images(p_BC, wanted.sets, wanted.coverage)
+        order_BC = p_BC.argsort(dim=-1, descending=True, stable=True)
+        rows = zip(order_BC.tolist(), within_BC.tolist(), strict=True)
+        return [tuple(self.class_names[c] for c in order if within[c]) for order, within in rows]
+
+    def _both(self, images: Images) -> list[Tensor]:
+        """The answer and the frozen CLIP's embedding, which PERL and methods of the text tower have made anyway."""
+        images = self.method.frozen(images)
+        return [self._answering.logits(images), self.method.backbone.encode_image(images)]
+
+    def _answer(
+        self, pixels: Tensor, plan: Plan | None, embedded: bool
+    ) -> tuple[Tensor, Sequence[int | None], Tensor | None]:
         encoded = self.method.class_embedding_steps(self._state)
         if self._compiled.on and encoded is not self._encoded:
             with self._lock:
                 self._encoded = encoded
                 self._compiled.forget()
+                self._compiled_both.forget()
         if plan is None:
-            return self._logits(pixels), [self.method.image_steps] * len(pixels)
-        answer = self._answering.answer(plan, pixels)
-        return answer.logits_BC, answer.steps_B.tolist()
+            logits_BC, *rest = self._made(pixels, embedded)
+            return logits_BC, [self.method.image_steps] * len(pixels), rest[0] if rest else None
+        images = self.method.frozen(pixels)
+        answer = self._answering.answer(plan, images)
+        v_BE = self.method.backbone.encode_image(images) if embedded else None
+        return answer.logits_BC, answer.steps_B.tolist(), v_BE
 
-    def _logits(self, pixels: Tensor) -> Tensor:
-        count = len(pixels)
-        if not self._compiled.on or count > SMALL:
-            return self._answering.logits(pixels)
+    def _made(self, pixels: Tensor, embedded: bool) -> list[Tensor]:
+        """Logits, and embeddings if they are wanted."""
+        count, compiled = len(pixels), self._compiled_both if embedded else self._compiled
+        if not compiled.on or count > SMALL:
+            return self._both(pixels) if embedded else [self._answering.logits(pixels)]
         size = 1 << (count - 1).bit_length()  # a graph for each power of two, not for each number
         padded = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, size - count))
         with self._lock:
-            return self._compiled(padded)[0][:count].clone()
+            return [made[:count].clone() for made in compiled(padded)]

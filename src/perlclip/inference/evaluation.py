@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as copy_with
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from perlclip.text.classes import are_novel
 from perlclip.thinking.limits import Budget, check_limits
 from perlclip.thinking.policy import Plan, Steps, make_plan
 from perlclip.thinking.thresholds import Thresholds
+from perlclip.trust.reliability import Reliability, reliability
 
 ANSWERS: dict[str, type] = {
     "image": str, "label": str, "answer": str, "correct": bool, "probability": float, "label_probability": float,
@@ -61,7 +63,9 @@ class Evaluation:
     """Top-1 accuracy in percent over all images, with what stands behind it.
 
     If a number of steps was asked for, there is one row of answers, and `steps_B` says what each image took.
-    `images` are those of the set; `places_B` says which of them the tensors are about, all but those `skipped`.
+    `reliability` says whether probabilities mean what they say, `uncalibrated` the same without the `temperature`, by
+    which logits were divided. `images` are those of the set; `places_B` says which of them the tensors are about, all
+    but those `skipped`.
     """
 
     accuracy: float
@@ -75,12 +79,19 @@ class Evaluation:
     class_names: tuple[str, ...] = field(repr=False)
     images: Sequence[ImageSource] = field(repr=False)
     places_B: Tensor = field(repr=False)
+    temperature: float = 1.0
+    uncalibrated: Reliability | None = field(default=None, repr=False)
     skipped: tuple[Unreadable, ...] = ()
 
     @property
     def mean_steps(self) -> float | None:
         """Refinement steps that an image took."""
         return None if self.steps_B is None else self.steps_B.double().mean().item()
+
+    @cached_property
+    def reliability(self) -> Reliability:
+        """Calibration error, Brier score and log-loss of the probabilities."""
+        return reliability(self.probabilities_BC, self.labels_B)
 
     @property
     def confusion(self) -> Tensor:
@@ -155,6 +166,8 @@ class Evaluation:
             "class_accuracy": self.class_accuracy,
             "images": self.total,
             **thought,
+            "reliability": self.reliability.numbers(),
+            **({"uncalibrated": self.uncalibrated.numbers()} if self.uncalibrated else {}),
         }
 
 
@@ -207,8 +220,13 @@ def evaluate(
     elif novel not in (None, state.novel):
         state = copy_with(state, novel=novel)
     answering = Answering(method, state, trained.head if head and isinstance(trained, Adapter) else None)
+    temperature = 1.0
+    if isinstance(trained, Adapter) and trained.trust:
+        new = are_novel(test_set.class_names, trained.class_names)
+        temperature = trained.trust.calibration.of(novel=new, head=head)
     predictions: list[Tensor] = []
     probabilities: list[Tensor] = []
+    plain: list[Tensor] = []  # before calibration
     taken: list[Tensor] = []
     finite: list[Tensor] = []
     trajectory = Compiled(lambda pixels: [answering.trajectory(pixels)], backbone.device, compile, after=3)
@@ -225,7 +243,9 @@ def evaluate(
                 logits_KBC = trajectory(images.pixels)[0] if trajectory.on else answering.trajectory(images)
             finite.append(torch.isfinite(logits_KBC).all())
             predictions.append(logits_KBC.argmax(-1))
-            probabilities.append(logits_KBC[-1].softmax(-1))
+            probabilities.append((logits_KBC[-1] / temperature).softmax(-1))
+            if temperature != 1:
+                plain.append(logits_KBC[-1].softmax(-1))
             bar(len(images))
     lost = lost or {}
     if not predictions:
@@ -253,6 +273,8 @@ def evaluate(
         class_names=test_set.class_names,
         images=test_set.images,
         places_B=torch.as_tensor(places),
+        temperature=temperature,
+        uncalibrated=reliability(torch.cat(plain).cpu(), labels_B) if plain else None,
         skipped=tuple(lost[i] for i in sorted(lost)),
     )
 

@@ -31,6 +31,7 @@ from perlclip.heads.head import Head, make_head
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.seeding import Seeded
 from perlclip.training.shots import FEATURES, Seen, look_at
+from perlclip.trust.rejection import class_means
 
 STRENGTHS = tuple(10 ** (k / 2) for k in range(-4, 3))
 TEXTS = tuple(2.0**k for k in range(-6, 1))
@@ -52,14 +53,24 @@ class HeldOut:
     zero_NC: Tensor
     adapted_NC: Tensor
     scores_LNC: Tensor
+    v0_NE: Tensor  # their embeddings by the frozen CLIP
+    near_N: Tensor  # how near they are to the mean of a class's shots, themselves left out
+    means_CE: Tensor  # these means, of all shots
 
     def some(self, most: int) -> "HeldOut":
         """So many of the images, spread over all."""
         place = torch.arange(most) * len(self.labels_N) // most if len(self.labels_N) > most else slice(None)
         return HeldOut(
             labels_N=self.labels_N[place], zero_NC=self.zero_NC[place], adapted_NC=self.adapted_NC[place],
-            scores_LNC=self.scores_LNC[:, place],
+            scores_LNC=self.scores_LNC[:, place], v0_NE=self.v0_NE[place],
+            near_N=self.near_N[place], means_CE=self.means_CE,
         )  # fmt: skip
+
+    def answers(self, choice: "Choice") -> tuple[Tensor, Tensor]:
+        """The logits of what was chosen, and those of its texts alone, (N, C) both."""
+        texts_NC = choice.share * self.adapted_NC + (1 - choice.share) * self.zero_NC
+        scores_NC = self.scores_LNC[STRENGTHS.index(choice.strength)]
+        return choice.text * texts_NC + choice.scale * scores_NC, texts_NC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +130,10 @@ def choose_head(
     seen: Seen | None = None,
     seed: int = 1,
     workers: int = 0,
-) -> tuple[Head | None, Choice]:
-    """The head of a trained method and how it was chosen; no head where the method's own answer is as good.
+) -> tuple[Head | None, Choice, HeldOut | None]:
+    """The head of a trained method, how it was chosen, and the shots held out for that, if any were.
+
+    There is no head where the method's own answer is as good.
 
     `train` trains a fresh method of the same kind as this one was trained; without it there is no rehearsal, and the
     shots' own text answers are taken for what they are. `state` is that of the images' classes, `seen` what the method
@@ -130,25 +143,29 @@ def choose_head(
     seen = seen or look_at(method, train_set, state, workers)
     ridge = seen.ridge()
     splits = list(_splits(train_set, seed))
+    held: HeldOut | None = None
+    means_CE, near_N = class_means(seen.v0_NE, seen.labels_N, len(train_set.class_names))
     if not splits:
         choice = FIXED
     else:
         alone = HeldOut(
             labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC,
-            scores_LNC=ridge.left_out(STRENGTHS, torch.arange(len(train_set))),
+            scores_LNC=ridge.left_out(STRENGTHS, torch.arange(len(train_set))), v0_NE=seen.v0_NE,
+            near_N=near_N, means_CE=means_CE,
         )  # fmt: skip
         if train is None or not method.num_trainable:
             choice = choose(alone, (1.0,), "each left out")
+            held = None if method.num_trainable else alone  # what it was trained on was not held out
         else:
-            frozen_LNC = alone.scores_LNC if seen.frozen else None
-            held = [_rehearsed(method, train_set, split, train, state, frozen_LNC, seed, workers) for split in splits]
-            choice = choose(_join(held), SHARES, "rehearsal")
+            how = method, train_set, train, state, alone, seen.frozen, seed, workers
+            held = _join([_rehearsed(split, *how) for split in splits])
+            choice = choose(held, SHARES, "rehearsal")
     choice = replace(choice, trained=method.num_trainable > 0)
     head = make_head(
         train_set.class_names, ridge.solution(choice.strength), strength=choice.strength, text=choice.text,
         scale=choice.scale, share=choice.share, features=FEATURES,
     )  # fmt: skip
-    return None if head.idle else head, choice
+    return None if head.idle else head, choice, held and held.some(IMAGES)
 
 
 def choose(held: HeldOut, shares: Sequence[float], how: str) -> Choice:
@@ -210,8 +227,8 @@ def _splits(train_set: ImageSet, seed: int) -> Iterator[list[int]]:
 
 
 def _rehearsed(
-    method: Method, train_set: ImageSet, split: Sequence[int], train: Train, state: ClassState,
-    frozen_LNC: Tensor | None, seed: int, workers: int,
+    split: Sequence[int], method: Method, train_set: ImageSet, train: Train, state: ClassState,
+    alone: HeldOut, frozen: bool, seed: int, workers: int,
 ) -> HeldOut:  # fmt: skip
     """A fresh method is trained without the split's shots and asked about them.
 
@@ -223,13 +240,16 @@ def _rehearsed(
     train(fresh.to(method.backbone.device), rest)
     state = copy(state)  # what it has encoded is the trained method's
     seen = look_at(fresh, held, state, workers)
-    if frozen_LNC is not None:
-        scores_LNC = frozen_LNC[:, split]
+    if frozen:
+        scores_LNC = alone.scores_LNC[:, split]
     else:
         ridge = look_at(fresh, rest, state, workers).ridge()
         solutions = [ridge.solution(strength) for strength in STRENGTHS]
         scores_LNC = torch.stack([seen.features_NF.double() @ weight.T + bias for weight, bias in solutions])
-    return HeldOut(labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC)
+    return HeldOut(
+        labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC,
+        v0_NE=seen.v0_NE, near_N=alone.near_N[split], means_CE=alone.means_CE,
+    )  # fmt: skip
 
 
 def _join(parts: Sequence[HeldOut]) -> HeldOut:
@@ -238,4 +258,7 @@ def _join(parts: Sequence[HeldOut]) -> HeldOut:
         zero_NC=torch.cat([part.zero_NC for part in parts]),
         adapted_NC=torch.cat([part.adapted_NC for part in parts]),
         scores_LNC=torch.cat([part.scores_LNC for part in parts], 1),
+        v0_NE=torch.cat([part.v0_NE for part in parts]),
+        near_N=torch.cat([part.near_N for part in parts]),
+        means_CE=parts[0].means_CE,
     )

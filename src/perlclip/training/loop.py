@@ -36,11 +36,13 @@ from perlclip.methods.recipe import Recipe
 from perlclip.methods.registry import default_recipe, find_recipe
 from perlclip.progress import progress_bar
 from perlclip.training.checkpoint import read_checkpoint, save_checkpoint
-from perlclip.training.choose_head import Choice, choose_head
+from perlclip.training.choose_head import Choice, HeldOut, choose_head
 from perlclip.training.choose_thresholds import set_thresholds
 from perlclip.training.environment import environment
 from perlclip.training.optimizer import build_optimizer
 from perlclip.training.shots import look_at
+from perlclip.trust.record import Trust
+from perlclip.trust.rejection import FarWords
 
 CHECKPOINT_SECONDS = 30.0
 LOSS_SECONDS = 0.5  # between two readings of the losses, where reading them means waiting for the card
@@ -109,7 +111,8 @@ def fit(
     Unless `head=False`, the result has a head for the classes trained on, or a mixture with zero-shot's answer, or
     neither, whatever is best for shots held out: see `choose_head`. For that, a method that trains is trained again, on
     three quarters of the shots and for half of the epochs; with `rehearse=False` it is not, and zero-shot is no
-    candidate. Of a method that has nothing to train, `zero-shot` or `ridge`, the head is all that is made.
+    candidate. Of a method that has nothing to train, `zero-shot` or `ridge`, the head is all that is made. The same
+    shots held out say how sure answers may be (`Trust`), where there are any: see docs/trust.md.
 
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not. A backbone in float16 trains
     with a loss scale that adapts; the method's parameters are always float32. With a `checkpoint` file the state is
@@ -133,7 +136,7 @@ def fit(
     if path:
         run.save(path)
     seconds = time.perf_counter() - started
-    made, choice, seen = None, None, None
+    made, choice, seen, trust = None, None, None, None
     if head:
         seen = look_at(method, train_set, run.class_state, workers)
 
@@ -143,16 +146,18 @@ def fit(
             again = _Run(fresh, part, shorter, seed, compile, copy(run.class_state))
             again.complete(None, workers, progress, "rehearsal")
 
-        made, choice = choose_head(
+        made, choice, held = choose_head(
             method, train_set, train=rehearsal if rehearse else None, state=run.class_state, seen=seen, seed=seed,
             workers=workers,
         )  # fmt: skip
+        trust = _trust(method, run.class_state, choice, held)
     result = FitResult(
         method=method,
         class_names=train_set.class_names,
         template=train_set.template,
         training=_record(run.settings, train_set, method, name, seconds, choice),
         head=made,
+        trust=trust,
         losses=run.losses,
         seconds=seconds,
         compile_seconds=run.gradients.seconds,
@@ -176,7 +181,8 @@ def _head_alone(method: Method, train_set: ImageSet, seed: int, workers: int) ->
     """Of a method that has nothing to train."""
     started = time.perf_counter()
     state, settings = method.class_state(train_set.classes), _describe(method, train_set, seed)
-    made, choice = choose_head(method.eval(), train_set, state=state, seed=seed, workers=workers)
+    made, choice, held = choose_head(method.eval(), train_set, state=state, seed=seed, workers=workers)
+    trust = _trust(method, state, choice, held)
     seconds = time.perf_counter() - started
     return FitResult(
         method=method,
@@ -184,6 +190,7 @@ def _head_alone(method: Method, train_set: ImageSet, seed: int, workers: int) ->
         template=train_set.template,
         training=_record(settings, train_set, method, "", seconds, choice),
         head=made,
+        trust=trust,
         losses=[],
         seconds=seconds,
         compile_seconds=0.0,
@@ -192,6 +199,16 @@ def _head_alone(method: Method, train_set: ImageSet, seed: int, workers: int) ->
         state=state,
         choice=choice,
     )
+
+
+def _trust(method: Method, state: ClassState, choice: Choice, held: HeldOut | None) -> Trust | None:
+    """What shots held out say about probabilities; nothing where there were none."""
+    if held is None:
+        return None
+    far = FarWords.of(method.backbone, state.classes)
+    v0_NE = held.v0_NE.to(method.backbone.device)
+    found = held.answers(choice)
+    return Trust.of(choice.how, *found, held.labels_N, v0_NE, far, held.means_CE, held.near_N)
 
 
 def _record(

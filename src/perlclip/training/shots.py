@@ -27,6 +27,7 @@ class Seen:
     adapted_NC: Tensor
     features_NF: Tensor
     v_KNE: Tensor
+    v0_NE: Tensor  # of the frozen CLIP
     frozen: bool  # whether training does not change the features: they are the frozen CLIP's embeddings
 
     def ridge(self) -> Ridge:
@@ -48,6 +49,6 @@ def look_at(method: Method, images: ImageSet, state: ClassState, workers: int = 
     zero_NC, adapted_NC, features_NF, v0_NE, v_NKE = (torch.cat(parts) for parts in zip(*found, strict=True))
     return Seen(
         labels_N=torch.as_tensor([int(label) for label in images.labels]), zero_NC=zero_NC, adapted_NC=adapted_NC,
-        features_NF=features_NF, v_KNE=v_NKE.transpose(0, 1),
+        features_NF=features_NF, v_KNE=v_NKE.transpose(0, 1), v0_NE=v0_NE,
         frozen=features_NF.shape == v0_NE.shape and torch.equal(features_NF, v0_NE),
     )  # fmt: skip

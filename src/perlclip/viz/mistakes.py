@@ -1,4 +1,4 @@
-"""What an evaluation got wrong, to look at: the confusion matrix as a picture, and a page with the images."""
+"""What an evaluation got wrong, to look at: confusion matrix and reliability as pictures, a page with the images."""
 
 import io
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from perlclip.inference.evaluation import Evaluation, labelled
 from perlclip.viz.drawing import Drawing, draw
 from perlclip.viz.markup import MISSING
 from perlclip.viz.pages import data_url, page
-from perlclip.viz.style import BLUE, INK
+from perlclip.viz.style import BLUE, GREY, INK, VERMILION
 
 CLASSES = 40  # in the picture; of more, those that most mistakes are about
 NUMBERS = 20  # classes of which the cells' numbers can be read
@@ -53,6 +53,28 @@ def draw_confusion(found: Evaluation) -> Drawing:
     caption = f"Rows: the class of the images; columns: the answer; dark: many of the row.{of}"
     side = 2.2 + 0.32 * max(len(chosen), 4) * (1.0 if len(chosen) <= NUMBERS else 0.72)
     return draw("confusion", caption, (side + 0.6, side), paint)
+
+
+def draw_reliability(found: Evaluation) -> Drawing:
+    """How often answers of a certain confidence are right, uncalibrated and as answered; the diagonal is ideal."""
+
+    def paint(figure: Figure) -> None:
+        axis, below = figure.subplots(2, 1, height_ratios=(3, 1), sharex=True)
+        axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+        shown = {"without calibration": (found.uncalibrated, VERMILION), "as answered": (found.reliability, BLUE)}
+        for name, (measured, colour) in shown.items():
+            if measured is None:
+                continue
+            x, y = [one.confidence for one in measured.bins], [one.accuracy for one in measured.bins]
+            axis.plot(x, y, color=colour, marker="o", markersize=4, label=f"{name}: {measured.ece:.1f} %")
+            counts = [one.images / found.total for one in measured.bins]
+            below.vlines(x, 0, counts, color=colour, linewidth=4, alpha=0.7)
+        axis.set(ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
+        below.set(xlabel="confidence of the answer", ylabel="images")
+        axis.legend(title="calibration error", loc="upper left")
+
+    caption = f"Answers of {found.total} images by their confidence, 15 bins of equal width; below, the share in each."
+    return draw("reliability", caption, (4.6, 5.2), paint)
 
 
 def _shades() -> Any:
@@ -96,6 +118,7 @@ def mistakes_page(found: Evaluation, *, title: str = "Mistakes", max_images: int
         names=labelled(found.class_names),
         pairs=_pairs(found, PAIRS),
         picture=draw_confusion(found),
+        reliability=draw_reliability(found),
         head=("class", "images", "precision %", "recall %", "F1 %"),
         rows=rows,
         missing=MISSING,

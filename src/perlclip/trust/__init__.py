@@ -1,0 +1,1 @@
+"""What a user may act on: calibrated probabilities, "none of these", sets of labels with a guarantee. Plain data."""
