@@ -4,6 +4,7 @@
     python -m benchmarks.labels features --cache DIR --real FOLDER    photographs: clip/, sets.json and sets in FOLDER
     python -m benchmarks.labels wrong --cache DIR --out DIR           labels changed at random: how many are found
     python -m benchmarks.labels next --cache DIR --out DIR            a simulated annotator: suggestions against chance
+    python -m benchmarks.labels strays --cache DIR --out DIR         images of one set among those of another
     python -m benchmarks.labels copies                                pictures stored again, scaled, cropped, mirrored
 
 Images are looked at once (`features`); all the rest is in closed form and takes minutes on one core. The threshold of
@@ -30,6 +31,7 @@ from perlclip.data.sets import DataSet, ImageSet
 from perlclip.data.toybox import load_toybox
 from perlclip.labels.duplicates import duplicate_groups
 from perlclip.labels.looking import look
+from perlclip.labels.outliers import outliers, strangeness
 from perlclip.labels.suggestions import UNSURE, learned, most_worth
 from perlclip.labels.wrong import SUSPECT, Doubts, doubts
 from perlclip.viz.drawing import draw
@@ -191,6 +193,31 @@ def labels_needed(sizes: Sequence[int], random: np.ndarray, guided: np.ndarray) 
     return (needed / np.array(sizes))[2:]
 
 
+def strays(cache: Path, out: Path) -> None:
+    """One image in twenty is of another set and has any label: how well they are told apart, and how many are named."""
+    rows, sets = [], {name: load_file(cache / f"{name}-train.safetensors") for name, *_ in stored(cache, "train")}
+    for name, own in sets.items():
+        for other, foreign in sets.items():
+            if other == name or other.split("-")[0] != name.split("-")[0]:
+                continue
+            rng, count, C = Random(f"strays {name} {other}"), max(1, len(own["v"]) // 20), len(own["t"])
+            v_NE = torch.cat([own["v"], foreign["v"][rng.sample(range(len(foreign["v"])), count)]])
+            labels_N = torch.cat([own["y"], torch.tensor([rng.randrange(C) for _ in range(count)])])
+            cosine_NC = v_NE @ own["t"].T
+            found = doubts(v_NE, own["scale"] * cosine_NC, labels_N)
+            strange_N = strangeness(found.vouched_N, cosine_NC.max(1).values)
+            rank_N = strange_N.argsort().argsort().double()
+            apart = (rank_N[-count:].sum().item() - count * (count - 1) / 2) / (count * len(own["v"]))
+            named = outliers(strange_N)
+            hits = sum(i >= len(own["v"]) for i in named)
+            rows.append({
+                "set": name, "strays_of": other, "strays": count, "auroc": round(apart, 3), "named": len(named),
+                "of_these_strays": hits,
+            })  # fmt: skip
+            print(rows[-1], flush=True)
+    write(out / "strays.csv", rows)
+
+
 def copies() -> None:
     method = perlclip.create_method("zero-shot", perlclip.load_backbone("tiny"))
     for name in ("cluttered_toys", "noisy_shapes", "faint_toys"):
@@ -236,7 +263,7 @@ def write(path: Path, rows: list[dict]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("features", "wrong", "next", "copies"))
+    parser.add_argument("what", choices=("features", "wrong", "next", "strays", "copies"))
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/results/labels"))
     parser.add_argument("--real", type=Path)
@@ -249,4 +276,4 @@ if __name__ == "__main__":
         options.cache.mkdir(parents=True, exist_ok=True)
         features(options.cache, options.real)
     else:
-        {"wrong": wrong, "next": next_}[options.what](options.cache, options.out)
+        {"wrong": wrong, "next": next_, "strays": strays}[options.what](options.cache, options.out)

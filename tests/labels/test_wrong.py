@@ -9,11 +9,11 @@ from perlclip.labels.wrong import SUSPECT, doubts, left_out, mislabelled
 CLASSES, EACH, WIDTH = 6, 12, 24
 
 
-def clusters(seed=0, spread=0.12):
+def clusters(seed=0, spread=0.12, each=EACH):
     """Unit features around a centre per class, texts that half know them, and the true labels."""
     make = torch.Generator().manual_seed(seed)
     centres_CE = F.normalize(torch.randn(CLASSES, WIDTH, generator=make), dim=-1)
-    labels_N = torch.arange(CLASSES).repeat_interleave(EACH)
+    labels_N = torch.arange(CLASSES).repeat_interleave(each)
     v_NE = F.normalize(centres_CE[labels_N] + spread * torch.randn(len(labels_N), WIDTH, generator=make), dim=-1)
     texts_CE = F.normalize(centres_CE + 0.3 * torch.randn(CLASSES, WIDTH, generator=make), dim=-1)
     return v_NE, 20 * v_NE @ texts_CE.T, labels_N
@@ -31,9 +31,19 @@ def test_labels_that_were_changed_are_found_and_put_right():
 
 
 def test_where_all_labels_are_right_none_is_doubted():
-    v_NE, texts_NC, labels_N = clusters(1, spread=0.3)
+    v_NE, texts_NC, labels_N = clusters(1)
     found = doubts(v_NE, texts_NC, labels_N)
     assert not (found.wrong_N > SUSPECT).any() and found.share < 0.01
+
+
+def test_labels_mixed_up_with_one_other_class_are_found_as_well():
+    """All wrong ones are of one class and called the same: that is not spread evenly, and the share says nothing."""
+    v_NE, texts_NC, labels_N = clusters(7, each=60)
+    given_N, changed = labels_N.clone(), torch.tensor([1, 15, 29, 43])
+    given_N[changed] = 1
+    found = doubts(v_NE, texts_NC, given_N)
+    assert (found.wrong_N > SUSPECT).nonzero()[:, 0].tolist() == changed.tolist()
+    assert (found.likely_N[changed] == 0).all()
 
 
 def test_an_image_does_not_vouch_for_its_own_copy():

@@ -1,7 +1,7 @@
 """Images that are there more than once: the same file, or the same picture stored again, scaled, cropped or mirrored.
 
-Two images are near-duplicates if the frozen CLIP finds them the same (the cosine of their embeddings) and they also look
-the same, 16 by 16 (a correlation, as they are or mirrored): each at least `EACH`, both together at least `BOTH`. CLIP
+Two images are near-duplicates if the frozen CLIP finds them the same (the cosine of their embeddings) and they look the
+same, too, 16 by 16 (a correlation, as they are or mirrored): each at least `EACH`, both together at least `BOTH`. CLIP
 alone takes two pictures of one kind for the same, small pictures alone two horizons. What is near-duplicate of the
 same image is one group.
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-EACH, BOTH = 0.8, 1.78
+EACH, BOTH = 0.75, 1.74
 FLAT = 0.05  # a small picture's contrast, below which it shows nothing that could be compared
 CHUNK, PAIRS = 2048, 2**16  # images compared with all others at once, and pairs of small pictures
 

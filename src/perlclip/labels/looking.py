@@ -30,7 +30,8 @@ class Looks:
 
     `features_NF` are unit vectors: the frozen CLIP's embeddings, or those of all of PERL's steps side by side.
     `frozen_NE` are the first of them. `texts_NC` are the logits of the class texts, an adapter's if there is one; with
-    its head only where that is asked for. `nearest_N` is the frozen cosine to the nearest of the texts. `small_N3SS` are the images themselves, 16 by 16.
+    its head only where that is asked for. `nearest_N` is the frozen CLIP's cosine to the nearest class text, and
+    `small_N3SS` are the images themselves, 16 by 16.
     """
 
     places: tuple[int, ...]

@@ -1,15 +1,15 @@
 """`suggest`: which images to label next.
 
-One after the other, the image is taken for which this is largest:
+One after the other, the image i is taken for which this is largest:
 
-    (1 - margin) x variance x rarity
+    u_i r_i  Σ_j u_j cov(i, j)² / (cov(i, i) + lambda)
 
-`margin` is between the two most probable classes: how sure the answer is. `variance` is what ridge regression on frozen
-features cannot know from the images that are labelled or taken before: large where nothing like the image has been
-labelled, it falls for all that are like it once it is taken. So the first few are spread over the whole pool, and
-near-duplicates are not taken twice. `rarity` is the mean of 1 / (1 + labels of the class) over the classes that the
-image may be of; an image that is taken counts for what it is taken for. So classes take turns.
-Nothing is drawn at random: the same images give the same suggestions.
+cov is what ridge regression on frozen features cannot know from the images that are labelled or taken before; so the
+sum is what a label of i would tell about all others, above all about those that need it. It is small for what is like a
+labelled image, and for what is like no other. u = 1 - margin of the two most probable classes: how unsure the
+answer is. r is the mean of 1 / (1 + labels of the class) over the classes that the image may be of; one that is taken
+counts for what it is taken for. So the first few are spread over pool and classes, what follows is uncertain and rare,
+and near-duplicates are not taken twice. Nothing is drawn at random: the same images give the same suggestions.
 
 Shapes: N images, M labelled ones, C classes, E embedding width, L strengths.
 """
@@ -161,25 +161,26 @@ def most_worth(
 ) -> list[tuple[int, float]]:
     """Images to label, best first, each with the share of its variance that was left when it was taken.
 
-    With M labelled images X, x has the variance xᵀ P x, P = lambda (XᵀX + lambda)⁻¹; one more is a change of rank one.
+    With labelled images X, cov(x, y) = xᵀ P y, P = lambda (XᵀX + lambda)⁻¹; one more of them changes P by rank one.
     """
     center_E = F.normalize(frozen_NE, dim=-1).double().mean(0)
     x_NE, before_ME = (F.normalize(v, dim=-1).double() - center_E for v in (frozen_NE, before_ME))
-    eye_EE = torch.eye(x_NE.shape[1], dtype=torch.float64)
-    p_EE = NOISE * torch.linalg.inv(before_ME.T @ before_ME + NOISE * eye_EE)
-    whole_N, variance_N = x_NE.square().sum(-1).clamp(min=1e-12), ((x_NE @ p_EE) * x_NE).sum(-1)
+    ridge_EE = before_ME.T @ before_ME + NOISE * torch.eye(x_NE.shape[1], dtype=torch.float64)
+    p_EE = NOISE * torch.linalg.inv(ridge_EE)
     p_NC = p_NC.double()
     top_N2 = p_NC.topk(min(2, p_NC.shape[1])).values
     unsure_N = 1 - (top_N2[:, 0] - top_N2[:, 1:].sum(-1))
     labels_C = torch.bincount(labels_M, minlength=p_NC.shape[1]).double()
+    needed_EE = x_NE.T @ (unsure_N[:, None] * x_NE)
     free_N, found = torch.ones(len(x_NE), dtype=torch.bool), []
     for _ in range(min(count, len(x_NE))):
-        worth_N = unsure_N * variance_N.clamp(min=0) * (p_NC / (1 + labels_C)).sum(-1)
+        turned_NE = x_NE @ p_EE
+        variance_N, told_N = (turned_NE * x_NE).sum(-1), (turned_NE @ needed_EE * turned_NE).sum(-1)
+        rare_N = (p_NC / (1 + labels_C)).sum(-1)
+        worth_N = unsure_N * rare_N * told_N / (variance_N + NOISE)
         i = int(worth_N.masked_fill(~free_N, -1).argmax())
-        found.append((i, float(variance_N[i] / whole_N[i])))
+        found.append((i, float(variance_N[i] / x_NE[i].square().sum().clamp(min=1e-12))))
         free_N[i] = False
         labels_C[int(p_NC[i].argmax())] += 1
-        turned_E = p_EE @ x_NE[i] / (variance_N[i] + NOISE).sqrt()
-        p_EE = p_EE - torch.outer(turned_E, turned_E)
-        variance_N = variance_N - (x_NE @ turned_E).square()
+        p_EE = p_EE - torch.outer(turned_NE[i], turned_NE[i]) / (variance_N[i] + NOISE)
     return found

@@ -8,8 +8,12 @@ Then some share e of the labels is wrong, and those are spread evenly over the o
 
 e and the sharpness T are those under which the labels are most probable (T, since answers that were fitted to some
 wrong labels are not sure enough); the last term's share of P(y) is the probability that label y is wrong. Above
-`SUSPECT` it is worth a look. docs/labels.md has how often that is right, and what confident learning (the rule of
-`cleanlab`) finds instead.
+`SUSPECT` it is worth a look.
+
+Labels that were mixed up with the class next to them are not spread evenly, and look like images that are hard to tell.
+So a label also counts as wrong, with half of the other class's probability, where the answer as it was fitted is sure
+of another class (`SURE`) and the label a tenth as probable at most. docs/labels.md has how often all this is right, and
+what confident learning (the rule of `cleanlab`) finds instead.
 
 Shapes: N images, C classes, F features, L strengths, T sharpnesses.
 """
@@ -25,6 +29,7 @@ from perlclip.training.choose_head import STRENGTHS, HeldOut, choose
 
 SHARPNESS = tuple(2 ** (k / 4) for k in range(-4, 13))
 SUSPECT = 0.3  # chosen on three drawn sets, for most of the wrong labels with three in four right
+SURE, RATIO = 0.8, 0.1  # chosen on the same
 MOST = 0.5  # of the labels may be wrong
 ROUNDS = 60  # of expectation and maximisation; e is settled long before
 
@@ -44,6 +49,10 @@ def doubts(features_NF: Tensor, texts_NC: Tensor, labels_N: Tensor, groups_N: Te
     """What unit features and the logits of the class texts make of labels; a group's images are left out together."""
     logits_NC, vouched_N = left_out(features_NF, texts_NC, labels_N, groups_N)
     p_NC, share, wrong_N = mislabelled(logits_NC, labels_N)
+    fitted_NC = logits_NC.double().softmax(-1)
+    best_N, own_N = fitted_NC.max(1).values, fitted_NC.gather(1, labels_N[:, None])[:, 0]
+    sure_N = (best_N >= SURE) & (own_N <= RATIO * best_N)
+    wrong_N = torch.where(sure_N, torch.maximum(wrong_N, best_N / 2), wrong_N)
     others_NC = p_NC.scatter(1, labels_N[:, None], -1.0)
     return Doubts(p_NC=p_NC, share=share, wrong_N=wrong_N, likely_N=others_NC.argmax(1), vouched_N=vouched_N)
 
