@@ -170,19 +170,30 @@ def next_(cache: Path, out: Path) -> None:
         print(f"{name:24s} {random.mean(0).round(1)} → {curves[name, 'suggested'][1].mean(0).round(1)}", flush=True)
         print(f"{'':24s} share of the labels needed {needed.round(2)}, mean {needed[1:].mean():.2f}", flush=True)
     write(out / "curves.csv", rows)
-    names = list(dict.fromkeys(name for name, _ in curves))
+    draw_curves(rows, out)
+
+
+def draw_curves(rows: Sequence[dict], out: Path) -> None:
+    """Mean and standard deviation over the seeds."""
+    curves: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for row in rows:
+        found = curves.setdefault(row["set"], {}).setdefault(row["how"], {})
+        found.setdefault(int(row["labels"]), []).append(float(row["accuracy"]))
 
     def paint(figure) -> None:
-        for axis, name in zip(figure.subplots(2, -(-len(names) // 2), squeeze=False).flat, names, strict=False):
+        axes = list(figure.subplots(2, -(-len(curves) // 2), squeeze=False).flat)
+        for axis, (name, both) in zip(axes, curves.items(), strict=False):
             for how, colour in (("random", GREY), ("suggested", VERMILION)):
-                sizes, accuracy = curves[name, how]
-                mean, spread = accuracy.mean(0), accuracy.std(0)
+                sizes, accuracy = list(both[how]), np.array(list(both[how].values()))
+                mean, spread = accuracy.mean(1), accuracy.std(1)
                 axis.plot(sizes, mean, color=colour, marker="o", markersize=3, label=how)
                 axis.fill_between(sizes, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
             axis.set(title=name.removeprefix("toybox-").removeprefix("real-"), xlabel="labels", ylabel="accuracy %")
+        for axis in axes[len(curves) :]:
+            axis.set_visible(False)
         figure.axes[0].legend()
 
-    picture = draw("curves", "", (3 * -(-len(names) // 2), 5.6), paint)
+    picture = draw("curves", "", (3 * -(-len(curves) // 2), 5.6), paint)
     (out / "curves.png").write_bytes(picture.png)
 
 
