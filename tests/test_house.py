@@ -17,8 +17,8 @@ SOURCE = ROOT / "src"
 # From the bottom up; a package imports only what stands before it, or beside it on the same line.
 ORDER = (
     ("errors", "files", "progress"), ("text",), ("data",), ("backbone",), ("methods",), ("reference",), ("thinking",),
-    ("heads",), ("trust",),
-    ("adapters",), ("training",), ("inference",), ("bench",), ("viz",), ("report",), ("analysis",), ("cli",),
+    ("heads",), ("trust",), ("adapters",), ("training",), ("inference",), ("labels",), ("bench",), ("viz",),
+    ("report",), ("analysis",), ("cli",),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 # What stands below and is not to be imported all the same.
@@ -27,7 +27,7 @@ BARRED = {
     "methods": {"data", "backbone.accel"},
     "reference": {"data", "backbone", "methods"},
     "report": {"text", "data", "backbone", "methods", "reference", "thinking", "heads", "trust", "training", "adapters"}
-    | {"inference"},
+    | {"inference", "labels"},
     "analysis": {"report"},
 }
 # `report` reads records: of `bench` it may know the store.

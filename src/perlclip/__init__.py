@@ -16,11 +16,13 @@ _HOME = {
     "Evaluation": "inference.evaluation",
     "FitResult": "training.loop",
     "ImageSet": "data",
+    "LabelCheck": "labels.checking",
     "PerlclipError": "errors",
     "Prediction": "inference.classifier",
     "Recipe": "methods",
     "Thresholds": "thinking.thresholds",
     "Trust": "trust.record",
+    "check": "labels.checking",
     "create_method": "methods",
     "dataset_names": "data",
     "evaluate": "inference.evaluation",
@@ -35,11 +37,12 @@ _HOME = {
     "method_class": "methods",
     "save_adapter": "adapters.folder",
     "set_thresholds": "training.choose_thresholds",
+    "suggest": "labels.suggestions",
     "train_val": "data",
 }
 _PACKAGES = (
-    "adapters", "analysis", "backbone", "bench", "data", "inference", "methods", "reference", "report", "text",
-    "thinking", "training", "trust", "viz",
+    "adapters", "analysis", "backbone", "bench", "data", "inference", "labels", "methods", "reference", "report",
+    "text", "thinking", "training", "trust", "viz",
 )  # fmt: skip
 __all__ = [
     "Adapter",
@@ -49,12 +52,14 @@ __all__ = [
     "Evaluation",
     "FitResult",
     "ImageSet",
+    "LabelCheck",
     "PerlclipError",
     "Prediction",
     "Recipe",
     "Thresholds",
     "Trust",
     "__version__",
+    "check",
     "create_method",
     "dataset_names",
     "evaluate",
@@ -69,6 +74,7 @@ __all__ = [
     "method_class",
     "save_adapter",
     "set_thresholds",
+    "suggest",
     "train_val",
 ]
 
@@ -79,6 +85,8 @@ if TYPE_CHECKING:
     from perlclip.errors import PerlclipError
     from perlclip.inference.classifier import Classifier, Prediction
     from perlclip.inference.evaluation import Evaluation, evaluate
+    from perlclip.labels.checking import LabelCheck, check
+    from perlclip.labels.suggestions import suggest
     from perlclip.methods import Recipe, create_method, list_methods, load_plugin, method_class
     from perlclip.methods.registry import find_recipe
     from perlclip.thinking.thresholds import Thresholds

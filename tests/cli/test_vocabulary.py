@@ -26,6 +26,8 @@ PAIRS = [
     ("predict", Classifier.predict, {"reject", "reject_rate", "coverage", "sets"}),
     ("eval", perlclip.load_adapter, {"device", "dtype", "backbone"}),
     ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile", "head"}),
+    ("check", perlclip.check, {"batch_size", "workers"}),
+    ("suggest", perlclip.suggest, {"count", "template", "labelled", "batch_size", "workers"}),
     ("set-thresholds", perlclip.set_thresholds, {"workers"}),
     ("calibrate", Classifier.calibrate, {"batch_size", "workers"}),
     ("analyze", perlclip.analysis.analyze, {"cases", "how", "workers"}),
@@ -47,7 +49,8 @@ def test_options_are_called_as_in_python_and_default_to_the_same(command, functi
 
 def test_errors_of_images_have_the_same_words():
     """But not the same default: what is skipped is listed by a command and fails it; a program would not notice."""
-    for command, function in (("predict", Classifier.predict), ("eval", perlclip.evaluate), ("fit", survey)):
+    skipping = (("predict", Classifier.predict), ("eval", perlclip.evaluate), ("check", perlclip.check))
+    for command, function in (*skipping, ("suggest", perlclip.suggest), ("fit", survey)):
         (option,) = [p for p in main.commands[command].params if p.name == "on_error"]
         assert tuple(option.type.choices) == ON_ERROR
         assert option.default == ("stop" if command == "fit" else "skip")

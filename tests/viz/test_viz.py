@@ -122,7 +122,10 @@ def test_a_value_that_is_missing_is_an_error_and_no_hole(values):
 
 def test_templates_fetch_nothing_and_share_one_base():
     templates = [path for path in files("perlclip.viz").joinpath("templates").iterdir() if path.name.endswith(".html")]
-    pages, shared = {"report.html", "analysis.html", "mistakes.html"}, {"base.html", "tables.html"}
+    pages, shared = (
+        {"report.html", "analysis.html", "mistakes.html", "suspects.html"},
+        {"base.html", "cards.html", "tables.html"},
+    )
     assert {path.name for path in templates} == pages | shared
     for path in templates:
         text = path.read_text()

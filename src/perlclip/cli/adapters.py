@@ -10,24 +10,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import perlclip
-from perlclip.cli.common import CLASS_NAMES, FOLDER, POSITIVE, SHARE, image_paths, options, print_table
+from perlclip.cli.common import (
+    CLASS_NAMES,
+    FOLDER,
+    ON_ERROR,
+    POSITIVE,
+    SHARE,
+    check_ending,
+    fail_for,
+    image_paths,
+    options,
+    print_table,
+)  # fmt: skip
 from perlclip.errors import PerlclipError, unknown_name
 
 if TYPE_CHECKING:
     from perlclip.backbone import Backbone
-    from perlclip.data import Unreadable
     from perlclip.inference.classifier import Prediction
     from perlclip.inference.evaluation import Evaluation
 
-LISTED = 20  # images that could not be read, on the screen
 MATRIX = 12  # classes of a confusion matrix on the screen
 PAIRS = 10  # of the most confused, on the screen
-# In Python an error stops: nobody overlooks it. Here the list and the exit code are not overlooked, and a night's work
-# is not lost for one file.
-ON_ERROR = click.option(
-    "--on-error", type=click.Choice(["stop", "skip"]), default="skip",
-    help="An image that cannot be read ends the command, or is left out: listed, and exit code 1 at the end.",
-)  # fmt: skip
 
 
 @click.command()
@@ -81,7 +84,7 @@ def predict(
             bar()
     if out:
         click.echo(f"{len(paths) - len(skipped):,} images labelled: {out}")
-    _end(skipped, len(paths))
+    fail_for(skipped, len(paths))
 
 
 COLUMNS: dict[str, type] = {"image": str, "rank": int, "label": str, "probability": float}
@@ -133,18 +136,6 @@ def _record(path: Path, found: "Prediction", more: Sequence[str]) -> Iterator[di
     yield {"image": str(path), **labels[0], **{key: getattr(found, key) for key in more}, "top": labels}
 
 
-def _end(skipped: "Sequence[Unreadable]", total: int) -> None:
-    """Say what was left out, and fail for it."""
-    if len(skipped) == 1:
-        raise PerlclipError(f"skipped 1 of {total} images: {skipped[0].reason}")
-    for one in skipped[:LISTED]:
-        click.echo(f"skipped: {one.reason}", err=True)
-    if len(skipped) > LISTED:
-        click.echo(f"… and {len(skipped) - LISTED} more", err=True)
-    if skipped:
-        raise PerlclipError(f"skipped {len(skipped)} of {total} images, which cannot be read")
-
-
 @click.command("eval")
 @click.argument("adapter", type=FOLDER)
 @click.argument("data")
@@ -175,9 +166,9 @@ def eval_(
 
     if predictions:
         check_row_file(predictions)
-    _check_ending(page, ".html")
+    check_ending(page, ".html")
     for picture in (confusion, reliability):
-        _check_ending(picture, ".png", ".svg")
+        check_ending(picture, ".png", ".svg")
     loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
     trained = Classes(loaded.class_names, loaded.template)
     skipped: list[Unreadable] | None = [] if how["on_error"] == "skip" else None
@@ -196,17 +187,7 @@ def eval_(
     title = f"Mistakes of {adapter.resolve().name} on {data}"
     for path in _write_found(found, title, predictions, page, confusion, reliability):
         click.echo(f"written: {path}", err=as_json)
-    _end(found.skipped, found.total + len(found.skipped))
-
-
-def _check_ending(path: Path | None, *endings: str) -> None:
-    """Fail before the work is done, not after it."""
-    from perlclip.files import require_writable
-
-    if path and path.suffix.lower() not in endings:
-        raise PerlclipError(f"cannot tell what to write to {path}: its name must end in {' or '.join(endings)}")
-    if path:
-        require_writable(path.parent)
+    fail_for(found.skipped, found.total + len(found.skipped))
 
 
 def _show(found: "Evaluation") -> None:

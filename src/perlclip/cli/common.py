@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perlclip.errors import PerlclipError
+
+if TYPE_CHECKING:
+    from perlclip.data import Unreadable
 
 FOLDER = click.Path(path_type=Path)
 SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
@@ -18,6 +21,13 @@ NATURAL, POSITIVE = click.IntRange(min=0), click.IntRange(min=1)
 SEED = click.IntRange(0, 2**63 - 1)
 MAX_LIST = 2**28  # bytes of paths on stdin
 BACKBONE = "openai/clip-vit-base-patch16"
+LISTED = 20  # images that could not be read, on the screen
+# In Python an error stops: nobody overlooks it. Here the list and the exit code are not overlooked, and a night's work
+# is not lost for one file.
+ON_ERROR = click.option(
+    "--on-error", type=click.Choice(["stop", "skip"]), default="skip",
+    help="An image that cannot be read ends the command, or is left out: listed, and exit code 1 at the end.",
+)  # fmt: skip
 
 
 def _steps(ctx: click.Context, param: click.Parameter, value: str | None) -> Any:
@@ -44,7 +54,7 @@ class _ClassNames(click.Path):
         return names
 
 
-CLASS_NAMES = _ClassNames()
+CLASS_NAMES, CLASS_LIST = _ClassNames(), _ClassNames(listed=True)
 _SHARED = {
     "device": click.option("--device", default="auto", help="cpu, cuda, cuda:1, mps or auto."),
     "dtype": click.option(
@@ -67,7 +77,7 @@ _SHARED = {
         "--max-mean-steps", type=float, metavar="X", help="At most so many refinement steps per image, on average."
     ),
     "class-names": click.option(
-        "--class-names", type=_ClassNames(listed=True),
+        "--class-names", type=CLASS_LIST,
         help="Other classes than the adapter's: a name a line, or a JSON list.",
     ),
     "head": click.option(
@@ -165,3 +175,25 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         table.add_row(*row)
     # In a pipe there is no terminal width to respect: let rows be as long as they are.
     Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(table)
+
+
+def fail_for(skipped: "Sequence[Unreadable]", total: int) -> None:
+    """Say what was left out, and fail for it."""
+    if len(skipped) == 1:
+        raise PerlclipError(f"skipped 1 of {total} images: {skipped[0].reason}")
+    for one in skipped[:LISTED]:
+        click.echo(f"skipped: {one.reason}", err=True)
+    if len(skipped) > LISTED:
+        click.echo(f"… and {len(skipped) - LISTED} more", err=True)
+    if skipped:
+        raise PerlclipError(f"skipped {len(skipped)} of {total} images, which cannot be read")
+
+
+def check_ending(path: Path | None, *endings: str) -> None:
+    """Fail before the work is done, not after it."""
+    from perlclip.files import require_writable
+
+    if path and path.suffix.lower() not in endings:
+        raise PerlclipError(f"cannot tell what to write to {path}: its name must end in {' or '.join(endings)}")
+    if path:
+        require_writable(path.parent)

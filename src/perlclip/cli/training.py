@@ -15,6 +15,7 @@ from perlclip.errors import PerlclipError, shell_word
 
 if TYPE_CHECKING:
     from perlclip.adapters.folder import Adapter
+    from perlclip.backbone import Backbone
     from perlclip.data import ImageSet
     from perlclip.data.surveys import Survey
 
@@ -46,6 +47,7 @@ CHECKPOINT = "checkpoint.safetensors"
     default=True,
     help="Train on three quarters of the shots as well, to choose the head by.",
 )
+@click.option("--check", is_flag=True, help="Warn of labels that are probably wrong, as `perlclip check` finds them.")
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out, if there is one.")
 @click.option("--overwrite", is_flag=True, help="Replace an adapter that is already in --out.")
 @click.option("--dry-run", is_flag=True, help="Say what was found in DATA, every image decoded, and train nothing.")
@@ -53,7 +55,7 @@ CHECKPOINT = "checkpoint.safetensors"
 def fit(
     data: str, out: Path | None, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
     shots: int | None, val: int, class_names: Any, template: str | None, head: bool, rehearse: bool,
-    resume: bool, overwrite: bool, dry_run: bool, on_error: str,
+    check: bool, resume: bool, overwrite: bool, dry_run: bool, on_error: str,
     root: Path | None, device: str, dtype: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder, zip or tar of class folders, a CSV manifest with columns path,label, a
@@ -72,6 +74,8 @@ def fit(
     if dry_run:
         found = survey(data, **look)
         click.echo(found)
+        if check:
+            click.echo(_check_labels(perlclip.load_backbone(backbone, device=device, dtype=dtype), found, workers))
         _list_skipped(found)
         return
     if out is None:
@@ -97,6 +101,9 @@ def fit(
         # Without a head it is nothing but class names and prompt, so that `predict` and `eval` work here, too.
         loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
         clock("loading the backbone")
+        if check:
+            click.echo(_check_labels(loaded, found, workers), err=True)
+            clock("checking labels")
         adapted = perlclip.create_method(method, loaded, **own)
         fitted = (
             perlclip.fit(adapted, train, seed=seed, workers=workers)
@@ -115,6 +122,9 @@ def fit(
     chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset, number)[0], **given)
     loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
     clock("loading the backbone")
+    if check:
+        click.echo(_check_labels(loaded, found, workers), err=True)
+        clock("checking labels")
     adapted = perlclip.create_method(method, loaded, seed=seed, recipe=recipe, dataset=dataset, shots=number, **own)
     click.echo(
         f"{method}, {adapted.num_trainable:,} parameters, on {backbone}: {len(train)} images of "
@@ -165,6 +175,12 @@ class _Clock:
     def __str__(self) -> str:
         said = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self.seconds.items() if seconds >= 0.05)
         return f"{said}; {sum(self.seconds.values()):.1f} s in all"
+
+
+def _check_labels(backbone: "Backbone", found: "Survey", workers: int) -> str:
+    """What `perlclip check` says of the images that are trained on and held out."""
+    splits = {"train": found.train, "val": found.val}
+    return str(perlclip.check(perlclip.create_method("zero-shot", backbone), splits, workers=workers))
 
 
 @click.command()

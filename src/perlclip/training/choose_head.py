@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -46,31 +46,41 @@ Train = Callable[[Method, ImageSet], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOut:
-    """What zero-shot CLIP, the method's texts and ridge regression of each strength say about shots left out."""
+class Said:
+    """What zero-shot CLIP, the method's texts and ridge regression of each strength say about images left out."""
 
     labels_N: Tensor
     zero_NC: Tensor
     adapted_NC: Tensor
     scores_LNC: Tensor
-    v0_NE: Tensor  # their embeddings by the frozen CLIP
-    near_N: Tensor  # how near they are to the mean of a class's shots, themselves left out
-    means_CE: Tensor  # these means, of all shots
 
-    def some(self, most: int) -> "HeldOut":
+    def some(self, most: int) -> Self:
         """So many of the images, spread over all."""
         place = torch.arange(most) * len(self.labels_N) // most if len(self.labels_N) > most else slice(None)
-        return HeldOut(
-            labels_N=self.labels_N[place], zero_NC=self.zero_NC[place], adapted_NC=self.adapted_NC[place],
-            scores_LNC=self.scores_LNC[:, place], v0_NE=self.v0_NE[place],
-            near_N=self.near_N[place], means_CE=self.means_CE,
-        )  # fmt: skip
+        return replace(self, **self._of(place))
+
+    def _of(self, place: Tensor | slice) -> dict[str, Tensor]:
+        """The fields that have something for each image, for some of them."""
+        one = {key: getattr(self, key)[place] for key in ("labels_N", "zero_NC", "adapted_NC")}
+        return {**one, "scores_LNC": self.scores_LNC[:, place]}
 
     def answers(self, choice: "Choice") -> tuple[Tensor, Tensor]:
         """The logits of what was chosen, and those of its texts alone, (N, C) both."""
         texts_NC = choice.share * self.adapted_NC + (1 - choice.share) * self.zero_NC
         scores_NC = self.scores_LNC[STRENGTHS.index(choice.strength)]
         return choice.text * texts_NC + choice.scale * scores_NC, texts_NC
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(Said):
+    """The same of shots, and where they are."""
+
+    v0_NE: Tensor  # their embeddings by the frozen CLIP
+    near_N: Tensor  # how near they are to the mean of a class's shots, themselves left out
+    means_CE: Tensor  # these means, of all shots
+
+    def _of(self, place: Tensor | slice) -> dict[str, Tensor]:
+        return {**super()._of(place), "v0_NE": self.v0_NE[place], "near_N": self.near_N[place]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +178,7 @@ def choose_head(
     return None if head.idle else head, choice, held and held.some(IMAGES)
 
 
-def choose(held: HeldOut, shares: Sequence[float], how: str) -> Choice:
+def choose(held: Said, shares: Sequence[float], how: str) -> Choice:
     """The numbers for what was held out."""
     held = held.some(IMAGES)
     labels_N, count = held.labels_N, len(held.labels_N)

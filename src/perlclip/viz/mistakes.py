@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from perlclip.data.images import Unreadable, try_image
+from perlclip.data.images import ImageSource, Unreadable, try_image
 from perlclip.inference.evaluation import Evaluation, labelled
 from perlclip.viz.drawing import Drawing, draw
 from perlclip.viz.markup import MISSING
@@ -151,7 +151,7 @@ def _chosen(found: Evaluation) -> list[int]:
 
 def _mistake(found: Evaluation, b: int) -> Mistake:
     label, answer = int(found.labels_B[b]), int(found.predictions_KB[-1, b])
-    picture, small = _thumbnail(found, b)
+    picture, small = thumbnail(found.images[int(found.places_B[b])])
     return Mistake(
         # A file's name may have bytes that are no text.
         name=found.image_name(b).encode("utf-8", "replace").decode(),
@@ -164,9 +164,9 @@ def _mistake(found: Evaluation, b: int) -> Mistake:
     )
 
 
-def _thumbnail(found: Evaluation, b: int) -> tuple[str, bool]:
-    """A picture of a few kilobytes, and whether it is so small that its pixels are to be seen."""
-    image = try_image(found.images[int(found.places_B[b])])
+def thumbnail(source: ImageSource) -> tuple[str, bool]:
+    """The address of a picture of a few kilobytes, and whether it is so small that its pixels are to be seen."""
+    image = try_image(source)
     if isinstance(image, Unreadable):
         return "", False
     small = max(image.size) <= SIDE // 2
