@@ -76,6 +76,8 @@ def test_one_image_alone_in_its_class_is_judged_by_the_texts():
     kept = [0, *range(EACH, len(labels_N))]  # one image of class 0
     found = doubts(v_NE[kept], texts_NC[kept], labels_N[kept])
     assert found.wrong_N[0] < SUSPECT, "the others know no class 0, which is no reason to doubt it"
+    logits_NC = left_out(v_NE[kept], texts_NC[kept], labels_N[kept], None)[0]
+    assert torch.equal(logits_NC[0], texts_NC[0]) and not torch.equal(logits_NC[1], texts_NC[kept][1])
 
 
 def test_the_share_of_wrong_labels_is_the_most_probable_one():

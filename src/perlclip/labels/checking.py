@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from perlclip.adapters.folder import Adapter
 from perlclip.data.folder import ClassNames
@@ -108,7 +110,8 @@ class LabelCheck:
     def name(self, place: int) -> str:
         """An image's path, or where it stands."""
         image = self.images.images[place]
-        return image_name(image) if not image_name(image).startswith(("(", "of ")) else f"image {place}"
+        nameless = type(image) is bytes or isinstance(image, Image.Image | np.ndarray)
+        return f"image {place}" if nameless else image_name(image)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """A row for each finding, of a duplicate one for each image of its group."""
