@@ -290,6 +290,18 @@ def object_table() -> str:
     return table(["", "chance", "k = 0", "1", "2", "3", "4"], rows).replace("|  |", "| |", 1)
 
 
+# ---- what holds when things go wrong ----
+
+
+def hostile_table() -> str:
+    """What was tried, how often, and how often it went wrong."""
+    rows = read(Path("docs/results/hostile.csv"))
+    return table(
+        ["what was tried", "times", "wrong", "and"],
+        [[row["what"], f"{int(row['done']):,}", row["wrong"], row["notes"]] for row in rows],
+    )
+
+
 # ---- everyone on the same shots ----
 
 
@@ -308,6 +320,7 @@ def everyone(suite: str, rows: Callable[[Path], list[list[str]]], head: Sequence
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "hostile": hostile_table,
     "everyone-toybox": everyone("toybox", means, HEAD),
     "differences-toybox": everyone("toybox", differences, DIFFERENCES),
     "everyone-photographs": everyone("photographs", by_set, ()),

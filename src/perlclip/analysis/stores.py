@@ -61,7 +61,7 @@ def analyze_store(
             folder = folder.parents[3] / str(record.get("adapter_of"))
         adapter = load_adapter(folder, backbone=backbone(run["backbone"], run["precision"]))
         bare = adapter.head is not None and not run.get("head")  # the run that trained it went on to make a head
-        adapter, key = (replace(adapter, head=None), "bare-") if bare else (adapter, "")
+        adapter, key = (replace(adapter, head=None, trust=None), "bare-") if bare else (adapter, "")
         for test in PROTOCOLS[run["protocol"]].tests(SUITES[run["suite"]], run["dataset"]):
             settings = AVERAGED[run["protocol"]](run, test)
             if not settings:
