@@ -13,6 +13,7 @@ import argparse
 import csv
 import io
 import json
+import math
 import os
 import random
 import shutil
@@ -64,6 +65,12 @@ class Count:
             yield self.done
             self.done += 1
             self.seconds = time.perf_counter() - began
+
+    def fail(self, what: str, wrong: bool = True) -> None:
+        """One more that went wrong in this way."""
+        if wrong:
+            self.wrong += 1
+            self.note(what)
 
     def note(self, key: str, amount: int = 1) -> None:
         """One more of these."""
@@ -127,7 +134,7 @@ def killed(work: Callable[[], object], after: float) -> bool:
 def duration(work: Callable[[], object]) -> float:
     """Of one that is left alone, in a forked process as the others."""
     began = time.perf_counter()
-    killed(work, 600)
+    killed(work, math.inf)
     return time.perf_counter() - began
 
 
@@ -219,19 +226,25 @@ def fit(world: World, budget: float) -> Iterator[Count]:
     wanted = result(whole)
     count = Count("kills of perlclip fit, resumed by the same command", 300)
     old = world.load(world.save(out, 5))
+
+    def check() -> None:
+        count.note("trainings that came to their end")
+        count.fail("not what an unbroken one gives", result(out) != wanted)
+        left = sorted(path.name for path in out.iterdir())
+        count.fail(f"left over: {left}", left != sorted([CARD, CONFIG, WEIGHTS]))
+        shutil.rmtree(out)
+
     for _ in count.tries(budget):
         while not killed(lambda: train(out), world.rng.uniform(0, usual)):
-            count.note("trainings that came to their end")
-            count.wrong += result(out) != wanted or len(list(out.iterdir())) != 3
-            shutil.rmtree(out)
+            check()
             world.save(out, 5)
         try:
             count.note("checkpoints found", (out / "checkpoint.safetensors").exists())
-            count.wrong += world.load(out) != old and result(out) != wanted
-        except perlclip.PerlclipError:
-            count.wrong += 1
-    killed(lambda: train(out), 600)
-    count.wrong += result(out) != wanted or len(list(out.iterdir())) != 3
+            count.fail("neither old nor new", world.load(out) != old and result(out) != wanted)
+        except perlclip.PerlclipError as error:
+            count.fail(f"does not load ({error})")
+    killed(lambda: train(out), math.inf)
+    check()
     yield count
 
 
@@ -256,16 +269,16 @@ def bench(world: World, budget: float) -> Iterator[Count]:
 
     def check() -> None:
         left = [path for path in store.folder.rglob("*") if path.is_file()]
-        count.wrong += results(store) != wanted
-        count.note("files left over", len(left) - files)
+        count.fail("not what an unbroken one gives", results(store) != wanted)
+        count.fail(f"left over: {sorted(path.name for path in left)}", len(left) != files)
         count.note("benchmarks that came to their end")
         shutil.rmtree(store.folder)
 
     for _ in count.tries(budget):
         while not killed(lambda: run_all(runs, store), world.rng.uniform(0, usual)):
             check()
-        count.wrong += bool(store.folder.exists() and store.records().damaged)
-    killed(lambda: run_all(runs, store), 600)
+        count.fail("damaged records", bool(store.folder.exists() and store.records().damaged))
+    killed(lambda: run_all(runs, store), math.inf)
     check()
     yield count
 
