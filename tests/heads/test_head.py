@@ -187,6 +187,11 @@ def test_classifier_and_evaluate_answer_with_it_unless_told_not_to(backbone, tmp
     assert torch.equal(
         tested[False].probabilities_BC, perlclip.evaluate(adapter.method, data, progress=False).probabilities_BC
     )
+    # One look gives both.
+    without = tested[True].without_head
+    assert without is not None and tested[False].without_head is None
+    torch.testing.assert_close(without.probabilities_BC, tested[False].probabilities_BC)
+    assert without.step_accuracy == tested[False].step_accuracy
 
 
 def test_features_of_a_method_that_answers_at_once_are_its_embedding():

@@ -142,18 +142,20 @@ def fit(
         last = result.losses[-10:]
         metrics = {"final_loss": sum(last) / len(last)} if last else {}
         if len(held_out):
-            how: dict[str, Any] = dict(state=result.state, compile=compile, workers=workers)
-            if result.head:  # looked at twice, loaded once
+            how: dict[str, Any] = dict(compile=compile, workers=workers)
+            if not adapted.image_steps:  # whose step 0 is zero-shot CLIP, which else has to look as well
                 how["cache"] = EvalCache().of("validation")
-                metrics["validation_without_head"] = perlclip.evaluate(result, held_out, head=False, **how).metrics()
-            metrics["validation"] = perlclip.evaluate(result, held_out, **how).metrics()
+            found_out = perlclip.evaluate(result, held_out, state=result.state, **how)
+            if found_out.without_head:
+                metrics["validation_without_head"] = found_out.without_head.metrics()
+            metrics["validation"] = found_out.metrics()
         training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         remove(out / CHECKPOINT)
     zero_shot = None
     if len(held_out) and len(metrics["validation"]["step_accuracy"]) == 1:  # PERL's first step is zero-shot CLIP
         untrained = perlclip.create_method("zero-shot", loaded)
-        zero_shot = perlclip.evaluate(untrained, held_out, workers=workers, cache=how.get("cache")).accuracy
+        zero_shot = perlclip.evaluate(untrained, held_out, **how).accuracy
     clock("validation")
     _report_fit(result, metrics, out, clock, zero_shot)
     _list_skipped(found)

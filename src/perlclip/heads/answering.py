@@ -42,12 +42,17 @@ class Answering:
 
     def trajectory(self, images: Images) -> Tensor:
         """What would be answered after each step, (K+1, B, C); (1, B, C) for a method that answers at once."""
+        return self.both(images)[0]
+
+    def both(self, images: Images) -> tuple[Tensor, Tensor]:
+        """The trajectory, and that of the method's texts alone, from one look."""
         if self.head is None:
-            return self.method.trajectory(images, self.state)
+            logits_KBC = self.method.trajectory(images, self.state)
+            return logits_KBC, logits_KBC
         images = self.method.frozen(images)
         logits_KBC, v_KBE = self.method.look(images, self.state)
         v0_BE = self.method.backbone.encode_image(images) if self.t0_CE is not None else v_KBE[0]
-        return self._finish(logits_KBC, self._features(v_KBE), v0_BE)
+        return self._finish(logits_KBC, self._features(v_KBE), v0_BE), logits_KBC
 
     def finish(self, logits_KBC: Tensor, v_KBE: Tensor) -> Tensor:
         """The same from a trajectory and embeddings of PERL's, whose step 0 is zero-shot CLIP."""

@@ -65,7 +65,7 @@ class Evaluation:
     If a number of steps was asked for, there is one row of answers, and `steps_B` says what each image took.
     `reliability` says whether probabilities mean what they say, `uncalibrated` the same without the `temperature`, by
     which logits were divided. `images` are those of the set; `places_B` says which of them the tensors are about, all
-    but those `skipped`.
+    but those `skipped`. `without_head` is the same of the texts alone, where a head had its say.
     """
 
     accuracy: float
@@ -82,6 +82,7 @@ class Evaluation:
     temperature: float = 1.0
     uncalibrated: Reliability | None = field(default=None, repr=False)
     skipped: tuple[Unreadable, ...] = ()
+    without_head: "Evaluation | None" = field(default=None, repr=False)
 
     @property
     def mean_steps(self) -> float | None:
@@ -220,63 +221,81 @@ def evaluate(
     elif novel not in (None, state.novel):
         state = copy_with(state, novel=novel)
     answering = Answering(method, state, trained.head if head and isinstance(trained, Adapter) else None)
-    temperature = 1.0
-    if isinstance(trained, Adapter) and trained.trust:
-        new = are_novel(test_set.class_names, trained.class_names)
-        temperature = trained.trust.calibration.of(novel=new, head=head)
-    predictions: list[Tensor] = []
-    probabilities: list[Tensor] = []
-    plain: list[Tensor] = []  # before calibration
-    taken: list[Tensor] = []
-    finite: list[Tensor] = []
-    trajectory = Compiled(lambda pixels: [answering.trajectory(pixels)], backbone.device, compile, after=3)
-    trajectory.on &= batch_size <= SMALL and cache.cache.limit == 0  # a graph cannot take what is kept
+    new = isinstance(trained, Adapter) and are_novel(test_set.class_names, trained.class_names)
+    trust = trained.trust if isinstance(trained, Adapter) else None
+    given = _Collected(trust.calibration.of(novel=new, head=head) if trust else 1.0)
+    texts = _Collected(trust.calibration.of(novel=new, head=False) if trust else 1.0)  # from the same look
+    look = Compiled(lambda pixels: list(answering.both(pixels)), backbone.device, compile, after=3)
+    look.on &= batch_size <= SMALL and cache.cache.limit == 0  # a graph cannot take what is kept
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
         for images in cache.batches(test_set, backbone, batch_size, workers, lost):
             if not len(images):
                 continue
             if plan is not None:
                 answer = answering.answer(plan, images)
-                logits_KBC = answer.logits_BC[None]
-                taken.append(answer.steps_B)
+                given.add(answer.logits_BC[None], answer.steps_B)
             else:
-                logits_KBC = trajectory(images.pixels)[0] if trajectory.on else answering.trajectory(images)
-            finite.append(torch.isfinite(logits_KBC).all())
-            predictions.append(logits_KBC.argmax(-1))
-            probabilities.append((logits_KBC[-1] / temperature).softmax(-1))
-            if temperature != 1:
-                plain.append(logits_KBC[-1].softmax(-1))
+                logits_KBC, texts_KBC = look(images.pixels) if look.on else answering.both(images)
+                given.add(logits_KBC)
+                if answering.head:
+                    texts.add(texts_KBC)
             bar(len(images))
     lost = lost or {}
-    if not predictions:
+    if not given.predictions:
         raise PerlclipError(f"none of the {len(test_set)} images can be read, the first because {lost[0].reason}")
-    # Only now is the card waited for.
-    if not torch.stack(finite).all():
-        raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")
-    places = [i for i in range(len(test_set)) if i not in lost]
-    labels_B = torch.as_tensor([int(test_set.labels[i]) for i in places])
-    predictions_KB = torch.cat(predictions, 1).cpu()
-    correct_KB = predictions_KB == labels_B
-    return Evaluation(
-        accuracy=_percent(correct_KB[-1]),
-        class_accuracy={
-            name: _percent(correct_KB[-1][labels_B == c])
-            for c, name in enumerate(labelled(test_set.class_names))
-            if (labels_B == c).any()
-        },
-        step_accuracy=[_percent(correct_B) for correct_B in correct_KB],
-        total=len(labels_B),
-        predictions_KB=predictions_KB,
-        probabilities_BC=torch.cat(probabilities).cpu(),
-        labels_B=labels_B,
-        steps_B=torch.cat(taken).cpu() if taken else None,
-        class_names=test_set.class_names,
-        images=test_set.images,
-        places_B=torch.as_tensor(places),
-        temperature=temperature,
-        uncalibrated=reliability(torch.cat(plain).cpu(), labels_B) if plain else None,
-        skipped=tuple(lost[i] for i in sorted(lost)),
-    )
+    without = texts.evaluation(test_set, lost) if texts.predictions else None
+    return given.evaluation(test_set, lost, without)
+
+
+class _Collected:
+    """Answers, batch by batch; only at the end is the card waited for."""
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.predictions: list[Tensor] = []
+        self.probabilities: list[Tensor] = []
+        self.plain: list[Tensor] = []  # before calibration
+        self.taken: list[Tensor] = []
+        self.finite: list[Tensor] = []
+
+    def add(self, logits_KBC: Tensor, steps_B: Tensor | None = None) -> None:
+        self.finite.append(torch.isfinite(logits_KBC).all())
+        self.predictions.append(logits_KBC.argmax(-1))
+        self.probabilities.append((logits_KBC[-1] / self.temperature).softmax(-1))
+        if self.temperature != 1:
+            self.plain.append(logits_KBC[-1].softmax(-1))
+        if steps_B is not None:
+            self.taken.append(steps_B)
+
+    def evaluation(self, test_set: ImageSet, lost: Lost, without_head: Evaluation | None = None) -> Evaluation:
+        """Beside the labels."""
+        if not torch.stack(self.finite).all():
+            raise PerlclipError("the method's answers are not finite numbers; its weights are unusable")
+        places = [i for i in range(len(test_set)) if i not in lost]
+        labels_B = torch.as_tensor([int(test_set.labels[i]) for i in places])
+        predictions_KB = torch.cat(self.predictions, 1).cpu()
+        correct_KB = predictions_KB == labels_B
+        return Evaluation(
+            accuracy=_percent(correct_KB[-1]),
+            class_accuracy={
+                name: _percent(correct_KB[-1][labels_B == c])
+                for c, name in enumerate(labelled(test_set.class_names))
+                if (labels_B == c).any()
+            },
+            step_accuracy=[_percent(correct_B) for correct_B in correct_KB],
+            total=len(labels_B),
+            predictions_KB=predictions_KB,
+            probabilities_BC=torch.cat(self.probabilities).cpu(),
+            labels_B=labels_B,
+            steps_B=torch.cat(self.taken).cpu() if self.taken else None,
+            class_names=test_set.class_names,
+            images=test_set.images,
+            places_B=torch.as_tensor(places),
+            temperature=self.temperature,
+            uncalibrated=reliability(torch.cat(self.plain).cpu(), labels_B) if self.plain else None,
+            skipped=tuple(lost[i] for i in sorted(lost)),
+            without_head=without_head,
+        )
 
 
 def _plan(method: Method, steps: Steps, thresholds: Thresholds | None, max_mean_steps: float | None) -> Plan | None:
