@@ -141,12 +141,17 @@ def means(path: Path) -> list[list[str]]:
 
 
 def by_set(path: Path) -> list[list[str]]:
-    """Base / novel of every row and set, seeds 1 to 3, under a head of their names; a dash where it was not run."""
+    """Base / novel of every row and set, seeds 1 to 3, under a head of their names; a dash where it was not run.
+
+    Last, the harmonic mean of base and novel images among all classes, of the means over sets.
+    """
     table = Table(path)
-    made = [["", *table.sets]]
+    made = [["", *table.sets, "HM among all"]]
     for row in sorted(table.accuracy):
-        base, novel = (table.by_set(row, test, ("1", "2", "3")) for test in TESTS[:2])
-        made.append([row, *(f"{base[name]:.1f} / {novel[name]:.1f}" if name in base else "–" for name in table.sets)])
+        base, novel, *among = (table.by_set(row, test, ("1", "2", "3")) for test in TESTS)
+        cells = [f"{base[name]:.1f} / {novel[name]:.1f}" if name in base else "–" for name in table.sets]
+        whole = all(len(found) == len(table.sets) for found in among)
+        made.append([row, *cells, f"{harmonic(*(fmean(f.values()) for f in among)):.1f}" if whole else "–"])
     return made
 
 
