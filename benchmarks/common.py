@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
-from transformers.activations import ACT2FN
 
 from perlclip.backbone import Backbone
-from perlclip.backbone.tower import build_towers
+from perlclip.backbone.clip import build_towers
 
 RESULTS = Path(__file__).parent / "results"
 Work = Callable[[], object]
@@ -33,7 +32,7 @@ def build(device: str, dtype: torch.dtype, words: Sequence[str] = ()) -> tuple[C
     text = dict(eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id)
     config = CLIPConfig(vision_config=dict(patch_size=16), text_config=text)
     clip = CLIPModel(config).requires_grad_(False).eval()
-    towers = build_towers(clip.state_dict(), config, lambda act: ACT2FN[act])
+    towers = build_towers(clip.state_dict(), config)
     backbone = Backbone(
         name="random", logit_scale=100.0, tokenizer=tokenizer, context_length=77, preprocess=None, fingerprint="",
         **{side: tower.place(torch.device(device), dtype) for side, tower in towers.items()},
