@@ -170,6 +170,7 @@ class Backbone:
 
     def text_features(self, prompts: Sequence[str], chunk: int = 1000) -> Tensor:
         """The frozen CLIP's text features, not yet of unit length: (C, E)."""
+        chunk = chunk if self.text.causal else max(1, chunk // 4)  # of so many more rows
         parts = [self.shared_text(prompts[i : i + chunk]).pool() for i in range(0, len(prompts), chunk)]
         return self.text.features(torch.cat(parts))
 
