@@ -9,18 +9,18 @@ from pathlib import Path
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
-from transformers.activations import ACT2FN
+from transformers import CLIPConfig, CLIPModel, CLIPTokenizer, SiglipConfig, SiglipModel
 
-from perlclip.backbone import Backbone
-from perlclip.backbone.tower import build_towers
+from perlclip.backbone import Backbone, clip, siglip
 
 RESULTS = Path(__file__).parent / "results"
 Work = Callable[[], object]
 Reading = dict[str, float]
 
 
-def build(device: str, dtype: torch.dtype, words: Sequence[str] = ()) -> tuple[CLIPModel, Backbone]:
+def build(
+    device: str, dtype: torch.dtype, words: Sequence[str] = (), family: str = "clip"
+) -> tuple[CLIPModel | SiglipModel, Backbone]:
     """A random ViT-B/16 twice: as `transformers` has it and as we do. `words` are one token each, others spelt."""
     torch.manual_seed(0)
     vocabulary, merges = byte_vocabulary(), []
@@ -31,14 +31,18 @@ def build(device: str, dtype: torch.dtype, words: Sequence[str] = ()) -> tuple[C
             vocabulary.setdefault("".join(letters[: i + 1]), len(vocabulary))
     tokenizer = CLIPTokenizer(vocab=vocabulary, merges=merges)
     text = dict(eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id)
-    config = CLIPConfig(vision_config=dict(patch_size=16), text_config=text)
-    clip = CLIPModel(config).requires_grad_(False).eval()
-    towers = build_towers(clip.state_dict(), config, lambda act: ACT2FN[act])
+    kinds = {"clip": (CLIPConfig, CLIPModel, clip), "siglip": (SiglipConfig, SiglipModel, siglip)}
+    config_class, model_class, towers_of = kinds[family]
+    config = config_class(vision_config=dict(patch_size=16), text_config=text)
+    model = model_class(config).requires_grad_(False).eval()
+    towers = towers_of.build_towers(model.state_dict(), config)
+    context = config.text_config.max_position_embeddings
     backbone = Backbone(
-        name="random", logit_scale=100.0, tokenizer=tokenizer, context_length=77, preprocess=None, fingerprint="",
+        name="random", logit_scale=100.0, tokenizer=tokenizer, context_length=context, preprocess=None, fingerprint="",
+        family=family,
         **{side: tower.place(torch.device(device), dtype) for side, tower in towers.items()},
     )  # fmt: skip
-    return clip.to(device, dtype), backbone
+    return model.to(device, dtype), backbone
 
 
 def byte_vocabulary() -> dict[str, int]:

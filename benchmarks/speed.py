@@ -2,11 +2,12 @@
 
     python -m benchmarks.speed                 # bfloat16 on CUDA; on a CPU float32, with bfloat16 beside it
     python -m benchmarks.speed --parts image   # image, text, step, growth, adapt, toybox: some of it
+    python -m benchmarks.speed --parts families  # images, texts and steps of each family, in a file of its own
 
 Random weights, prompts of 8 to 13 tokens, K = 4, J = 7. The variants of a case run in turn, times are medians with the
 quartile range, waiting for the device included; "peak" is the CUDA allocator's, above what was there before.
 
-clip            `CLIPModel`, zero-shot
+clip            the family's own model, zero-shot: `CLIPModel` (as fast as MetaCLIP 2's), `SiglipModel`
 plain           `perlclip.reference`: `transformers`' own layers, 77 positions, every row of every block, nothing kept
 ours            as the library runs it
 ours, bfloat16  on a CPU: the same in half precision, beside the others in float32
@@ -52,7 +53,8 @@ COLUMNS = (
     "work", "size", "variant", "ms", "quartile_range_ms", "runs", "peak_MiB", "kept_MiB", "time_over_plain",
     "time_over_clip", "floor_ms", "note",
 )  # fmt: skip
-PARTS = ("image", "text", "step", "growth", "adapt", "toybox")
+PARTS = ("image", "text", "step", "growth", "adapt", "toybox", "families")
+FAMILIES = ("clip", "siglip")  # those whose towers differ; each at B/16 and 224 pixels
 STEPS, DEPTH, BATCH = 4, 7, 4  # K and J of all cases, images of a training step
 CLASS_SIZES, BATCH_SIZES, STEP_SIZES = (10, 30, 100, 300, 1000, 2000), (1, 4, 16, 64, 256, 1024), tuple(range(9))
 
@@ -65,9 +67,9 @@ def prompts(count: int) -> list[str]:
 class Forms:
     """The same random CLIP as `CLIPModel`, as the plain form and as ours, in one number format."""
 
-    def __init__(self, device: str, dtype: torch.dtype, steps: int = STEPS) -> None:
+    def __init__(self, device: str, dtype: torch.dtype, steps: int = STEPS, family: str = "clip") -> None:
         self.device, self.dtype = device, dtype
-        self.clip, backbone = build(device, dtype)
+        self.clip, backbone = build(device, dtype, family=family)
         self.ours: Method = create_method("perl", backbone, steps=steps)
         self.plain = plain_form("perl")(self.clip, backbone.tokenizer, self.ours)
         self.plain.tokenise = remember(self.plain.tokenise)  # the tokenizer is not timed
@@ -163,6 +165,20 @@ class Bench:
     def gradients(self, loss: Callable[[], Tensor]) -> Work:
         parameters = list(self.forms.ours.parameters())
         return lambda: torch.autograd.grad(loss(), parameters)
+
+    def families(self, batches: Iterable[int], classes: Iterable[int]) -> None:
+        """K = 4 of each family against its plain form and its own model."""
+        usual = self.forms, self.half
+        for family in FAMILIES:
+            self.forms = Forms(self.device, self.dtype, family=family)
+            self.half = self.forms if self.cuda else Forms(self.device, torch.bfloat16, family=family)
+            began = len(self.rows)
+            self.image(batches)
+            self.text(classes)
+            self.step(classes)
+            for row in self.rows[began:]:
+                row["note"] = family
+        self.forms, self.half = usual
 
     def growth(self, most: int) -> None:
         """Ours against classes, images and steps, and whether it grows as it should."""
@@ -331,8 +347,8 @@ def block_operations(rows: int, length: int, width: int, *, frozen: int = 0) -> 
 def image_operations(ours: Method, batch: int) -> float:
     """Patches, J base blocks, and K + 1 passes of all but the last block, which is next to nothing at one row."""
     vision = ours.backbone.vision
-    n, width = vision.patches + 1, vision.width
-    upper = vision.depth - 1 - DEPTH
+    n, width = vision.patches + vision.starts, vision.width
+    upper = vision.full - DEPTH
     total = 2.0 * batch * n * width * 3 * 16**2 + DEPTH * block_operations(batch * n, n, width)
     for k in range(ours.config.steps + 1):
         kept = batch * n if k else 0
@@ -346,7 +362,7 @@ def text_operations(state: ClassState) -> float:
     total = 0.0
     for refinement, _ in state.groups:
         (C, n, width), tower = refinement.x_BND.shape, refinement.tower
-        upper = tower.depth - 1 - DEPTH
+        upper = tower.full - DEPTH
         for k in range(1, STEPS + 1):
             total += block_operations(C * (n + k), n + k, width, frozen=C * n)
             total += (upper - 1) * block_operations(C * (n + k), n + k, width)
@@ -377,7 +393,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     cuda = torch.cuda.is_available()
     parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=[p for p in PARTS if p != ("toybox" if cuda else "adapt")]
+        "--parts",
+        nargs="+",
+        choices=PARTS,
+        default=[p for p in PARTS if p not in ("families", "toybox" if cuda else "adapt")],
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256] if cuda else [1, 8])
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 500, 1000] if cuda else [10, 100])
@@ -386,10 +405,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", RESULTS)))
     options = parser.parse_args()
     bench = Bench("cuda" if cuda else "cpu", options.seconds)
-    name = file_name("speed", machine(bench.device), bench.dtype).removesuffix(".csv").replace("-eager", "")
+    title = "families" if options.parts == ["families"] else "speed"
+    name = file_name(title, machine(bench.device), bench.dtype).removesuffix(".csv").replace("-eager", "")
     try:
         for part in options.parts:
             sizes = {"image": [options.batches], "text": [options.classes], "step": [options.classes]}
+            sizes["families"] = [options.batches, options.classes]
             getattr(bench, part)(*sizes.get(part, [options.most] if part == "growth" else []))
     finally:
         write_csv(options.out / f"{name}.csv", bench.rows, COLUMNS)

@@ -1,6 +1,7 @@
 """Pre-train the embedded tiny CLIP on the drawn world and write it as a Hugging Face CLIP folder.
 
     PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --steps 4000 --batch 1024 --seed 0 --compile
+    PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --family siglip --steps 4000 --batch 1024 --compile
     PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --measure FOLDER      # only the zero-shot table
 
 Scenes are drawn, described and tokenised on the training device, batch by batch; no picture is seen twice. Beside the
@@ -29,7 +30,17 @@ import transformers
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoTokenizer, CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTokenizer, CLIPVisionConfig
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    CLIPConfig,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPTokenizer,
+    CLIPVisionConfig,
+    SiglipConfig,
+    SiglipModel,
+)
 
 from perlclip.data.toybox import (
     WORDS,
@@ -65,6 +76,7 @@ class Settings:
     blocks: int  # of each tower
     compile: bool
     device: str
+    family: str = "clip"
 
 
 # ---- tokenizer: CLIP's byte-level BPE with merges that make every word of the grammar one token ----
@@ -130,6 +142,8 @@ class Lexicon:
 
 # ---- model ----
 
+Model = CLIPModel | SiglipModel
+
 
 def build_model(tokenizer: Any, blocks: int) -> CLIPModel:
     """A randomly initialised CLIP of the tiny architecture."""
@@ -163,6 +177,26 @@ def build_model(tokenizer: Any, blocks: int) -> CLIPModel:
     return CLIPModel(CLIPConfig(**towers, projection_dim=EMBEDDING))
 
 
+def build_siglip(tokenizer: Any, blocks: int) -> SiglipModel:
+    """The same widths in SigLIP's shape: a pooling head, no causal mask, a bias; it starts as SigLIP's authors do."""
+    special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    shared = {"num_hidden_layers": blocks}
+    text = {
+        "vocab_size": len(tokenizer), "hidden_size": TEXT_WIDTH, "intermediate_size": 4 * TEXT_WIDTH,
+        "num_attention_heads": TEXT_HEADS, "max_position_embeddings": CONTEXT, "projection_size": VISION_WIDTH,
+        "pad_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": VISION_WIDTH, "intermediate_size": 4 * VISION_WIDTH, "num_attention_heads": VISION_HEADS,
+        "image_size": IMAGE, "patch_size": PATCH,
+    }  # fmt: skip
+    model = SiglipModel(SiglipConfig(text_config=text | special | shared, vision_config=vision | shared))
+    with torch.no_grad():
+        model.logit_scale.fill_(math.log(10))
+        model.logit_bias.fill_(-10)
+    return model
+
+
 def write_preprocessor(folder: Path) -> None:
     """CLIP's image preprocessing at this size. Written by hand: the class's own file differs between releases."""
     config = {
@@ -187,13 +221,19 @@ def to_pixels(uint8_BCHW: Tensor) -> Tensor:
     return uint8_BCHW.float() * (2 / 255) - 1
 
 
-def embed_images(model: CLIPModel, pixels_BCHW: Tensor) -> Tensor:
+def embed_images(model: Model, pixels_BCHW: Tensor) -> Tensor:
     """(B, D) unit vectors."""
+    if isinstance(model, SiglipModel):
+        return F.normalize(model.vision_model(pixel_values=pixels_BCHW).pooler_output, dim=-1)
     return F.normalize(model.visual_projection(model.vision_model(pixel_values=pixels_BCHW).pooler_output), dim=-1)
 
 
-def embed_texts(model: CLIPModel, tokens_BT: Tensor) -> Tensor:
+def embed_texts(model: Model, tokens_BT: Tensor) -> Tensor:
     """(B, D) unit vectors."""
+    if isinstance(model, SiglipModel):  # whose texts fill the context
+        padding = CONTEXT - tokens_BT.shape[1]
+        tokens_BT = F.pad(tokens_BT, (0, padding), value=model.config.text_config.pad_token_id)
+        return F.normalize(model.text_model(input_ids=tokens_BT).pooler_output, dim=-1)
     return F.normalize(model.text_projection(model.text_model(input_ids=tokens_BT).pooler_output), dim=-1)
 
 
@@ -239,6 +279,13 @@ def contrastive_loss(image_BD: Tensor, text_BD: Tensor, scale: Tensor, batch: Ba
     return -(targets_BB * (by_image + by_text)).sum() / (2 * len(logits_BB))
 
 
+def sigmoid_loss(image_BD: Tensor, text_BD: Tensor, scale: Tensor, bias: Tensor, batch: Batch) -> Tensor:
+    """SigLIP's: every pair by itself, equal captions are positives and merely true ones are left out."""
+    logits_BB = (scale * image_BD @ text_BD.T + bias).float()
+    signs_BB = 2 * batch.same.float() - 1
+    return -(F.logsigmoid(signs_BB * logits_BB) * ~batch.neutral).sum() / len(logits_BB)
+
+
 # ---- training ----
 
 
@@ -259,7 +306,7 @@ def schedule(settings: Settings) -> Iterator[tuple[int, float]]:
         yield step, rate(spent, settings)
 
 
-def build_optimizer(model: CLIPModel, settings: Settings) -> torch.optim.AdamW:
+def build_optimizer(model: Model, settings: Settings) -> torch.optim.AdamW:
     """AdamW that decays matrices but neither biases, norms nor the logit scale."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
@@ -267,7 +314,7 @@ def build_optimizer(model: CLIPModel, settings: Settings) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
 
 
-def optimise(model: CLIPModel, lexicon: Lexicon, settings: Settings) -> Iterator[tuple[int, float, Tensor]]:
+def optimise(model: Model, lexicon: Lexicon, settings: Settings) -> Iterator[tuple[int, float, Tensor]]:
     """Train in place, yielding (step, learning rate, loss)."""
     optimizer = build_optimizer(model, settings)
     images, texts = embed_images, embed_texts
@@ -280,7 +327,11 @@ def optimise(model: CLIPModel, lexicon: Lexicon, settings: Settings) -> Iterator
         batch = draw_batch(settings, step, lexicon)
         with torch.autocast(settings.device, dtype=torch.bfloat16, enabled=settings.device == "cuda"):
             image_BD, text_BD = images(model, batch.pixels), texts(model, batch.tokens)
-        loss = contrastive_loss(image_BD.float(), text_BD.float(), model.logit_scale.exp(), batch)
+        pair, scale = (image_BD.float(), text_BD.float()), model.logit_scale.exp()
+        if isinstance(model, SiglipModel):
+            loss = sigmoid_loss(*pair, scale, model.logit_bias, batch)
+        else:
+            loss = contrastive_loss(*pair, scale, batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -290,7 +341,7 @@ def optimise(model: CLIPModel, lexicon: Lexicon, settings: Settings) -> Iterator
         yield step, lr, loss
 
 
-def train(model: CLIPModel, lexicon: Lexicon, settings: Settings, log: Path) -> int:
+def train(model: Model, lexicon: Lexicon, settings: Settings, log: Path) -> int:
     """Train in place, writing a line of `log` every few steps; returns the number of steps."""
     done, marked = 0, time.monotonic()
     with log.open("w", newline="") as file:
@@ -327,7 +378,7 @@ def accuracies(logits_NK: Tensor, labels_N: Tensor) -> dict[str, float]:
 @torch.inference_mode()
 def zero_shot(folder: Path, device: str) -> list[dict[str, Any]]:
     """Zero-shot accuracy on the suite's test sets, of the float16 weights as they were written."""
-    model = CLIPModel.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = []
     for name in toybox_names():
@@ -373,6 +424,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=float, default=0.05, help="share of the schedule")
     parser.add_argument("--minutes", type=float, help="run the schedule over so much time, instead of over steps")
     parser.add_argument("--blocks", type=int, default=12, help="of each tower; fewer for trials")
+    parser.add_argument("--family", choices=("clip", "siglip"), default="clip", help="the shape of the model")
     parser.add_argument("--compile", action="store_true", help="torch.compile the towers")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
@@ -394,7 +446,8 @@ def main() -> None:
     tokenizer = write_tokenizer(out, [word for word in WORDS if word])
     lexicon = Lexicon.of(tokenizer, settings.device)
     check_tokens(tokenizer, lexicon, settings)
-    model = build_model(tokenizer, settings.blocks).to(settings.device).train()
+    build = build_siglip if settings.family == "siglip" else build_model
+    model = build(tokenizer, settings.blocks).to(settings.device).train()
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters:,} parameters, {len(tokenizer)} tokens", flush=True)
 

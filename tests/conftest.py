@@ -2,6 +2,7 @@
 
 import json
 import signal
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,29 @@ def backbone(clip_folder) -> perlclip.Backbone:
 @pytest.fixture(scope="session", params=list(SIZES))
 def any_backbone(request, clip_folders) -> perlclip.Backbone:
     return perlclip.load_backbone(str(clip_folders[request.param]), device="cpu")
+
+
+@pytest.fixture(scope="session")
+def family_folder(tmp_path_factory):
+    """The folder of a row of `tests.families.SIZES`, built when it is first asked for."""
+    from tests.families import build
+
+    root = tmp_path_factory.mktemp("families")
+    return cache(lambda name: build(root / name, name))
+
+
+@pytest.fixture(scope="session")
+def family_backbone(family_folder):
+    """The backbone of a row, loaded once."""
+    return cache(lambda name: perlclip.load_backbone(str(family_folder(name)), device="cpu"))
+
+
+@pytest.fixture(scope="session", params=[*SIZES, "siglip"])
+def every_backbone(request, clip_folders, family_backbone) -> perlclip.Backbone:
+    """CLIPs, and one of each family whose towers are others: the rows of the methods' contract."""
+    if request.param in clip_folders:
+        return perlclip.load_backbone(str(clip_folders[request.param]), device="cpu")
+    return family_backbone(request.param)
 
 
 @pytest.fixture(scope="session")

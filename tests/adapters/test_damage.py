@@ -19,7 +19,7 @@ import perlclip
 from perlclip import PerlclipError
 from perlclip.adapters.card import as_code, as_markdown, model_card
 from perlclip.adapters.folder import CARD, CONFIG, OWN_HASH, WEIGHTS, read_info
-from perlclip.backbone import clip
+from perlclip.backbone import load
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.errors import shell_word
 from perlclip.files import held_folder
@@ -320,7 +320,7 @@ def test_loading_in_threads_leaves_the_log_level_of_transformers():
     before = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity(logging.WARNING)
     try:
-        first, second = (clip._quiet_transformers() for _ in range(2))
+        first, second = (load._quiet_transformers() for _ in range(2))
         first.__enter__()
         second.__enter__()
         assert hf_logging.get_verbosity() == logging.CRITICAL

@@ -2,7 +2,9 @@
 
 import math
 import warnings
+from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -149,3 +151,68 @@ def test_classifier_and_evaluation_answer_alike_compiled_or_not(tiny, strict):
             p.add_(torch.randn_like(p))
     answers = [c.predict(images[:1])[0].probability for c in classifiers]
     assert abs(answers[0] - answers[1]) < 1e-3, "a graph of the old weights is not used"
+
+
+# ---- other families: towers with a pooling head, texts without a mask ----
+
+FAMILIES = ("siglip", "siglip2", "metaclip_2")
+CARRIED = [name for name in TRAINED if not name.startswith("mmrl")]
+
+
+@pytest.fixture(scope="module")
+def family(family_folder):
+    return cache(lambda name, dtype="float32": perlclip.load_backbone(str(family_folder(name)), "cuda", dtype))
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Pictures of any size: random backbones know nothing of them."""
+    pictures = [np.random.default_rng(i).integers(0, 256, (40, 40, 3), dtype=np.uint8) for i in range(32)]
+    return perlclip.ImageSet(
+        images=pictures, labels=[i % 4 for i in range(32)], class_names=("cat", "ox", "eel", "bee")
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("method", ["zero-shot", "perl"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_recorded_as_it_answers(family, strict, name, method, dtype):
+    """And in float32 as on the CPU; `add_norm` serves all families, the fused product only CLIP's quick GELU."""
+    backbone = family(name, dtype)
+    made, size = perlclip.create_method(method, backbone), backbone.preprocess.size
+    state = made.class_state(["cat", "a very long named animal", "ox"])
+    pixels = torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0)).cuda()
+    with torch.no_grad():
+        want = made.trajectory(pixels, state)
+        recorded = Recorded(lambda given: [made.trajectory(given, state)], [torch.zeros_like(pixels)])
+        close = dict(atol=2e-3, rtol=1e-3) if dtype == "float32" else dict(atol=1.5, rtol=0.05)
+        torch.testing.assert_close(recorded(pixels)[0], want, **close)
+        if dtype == "float32":
+            slow = perlclip.create_method(method, backbone.to("cpu"))
+            found = slow.trajectory(pixels.cpu(), slow.class_state(["cat", "a very long named animal", "ox"]))
+            torch.testing.assert_close(want.cpu(), found, atol=2e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_recorded_steps_train_a_siglip_as_plain_ones_do(family, drawn, strict, name):
+    runs = {}
+    for mode in ("off", "on"):
+        method = perlclip.create_method(name, family("siglip"))
+        before = torch.cat([p.detach().flatten() for p in method.parameters()])
+        result = perlclip.fit(method, drawn, recipe="fast", head=False, compile=mode, progress=False)
+        runs[mode] = result.losses, torch.cat([p.detach().flatten() for p in method.parameters()]) - before
+        assert (result.compile_seconds > 0) == (mode == "on")
+    torch.testing.assert_close(runs["on"][0], runs["off"][0], atol=5e-2, rtol=5e-2)
+    assert F.cosine_similarity(runs["on"][1], runs["off"][1], dim=0) > 0.9, "they have moved the same way"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_siglip_classifies_alike_compiled_or_not(family, drawn, strict, dtype):
+    method = perlclip.create_method("perl", family("siglip", dtype))
+    classifiers = [perlclip.Classifier(method, drawn.class_names, compile=mode) for mode in ("on", "off")]
+    for size in (1, 1, 1, 3, 4, 32):
+        answers = [c.predict(drawn.images[:size], batch_size=size) for c in classifiers]
+        for one, other in zip(*answers, strict=True):
+            assert abs(one.probability - other.probability) < (1e-3 if dtype == "float32" else 0.1)
+    several = classifiers[0].predict(drawn.images[:3], multi_label=True, top_k=4)
+    assert all(0 <= p <= 1 for one in several for _, p in one.top)

@@ -13,7 +13,7 @@ from perlclip.methods.registry import default_recipe
 from tests.cli.test_cli import run
 
 PAIRS = [
-    ("fit", perlclip.load_backbone, {"device", "dtype"}),
+    ("fit", perlclip.load_backbone, {"device", "dtype", "image_size"}),
     ("fit", train_and_val, {"shots", "val", "seed", "template", "class_names"}),
     ("fit", survey, {"shots", "val", "seed", "template", "class_names", "on_error"}),
     ("fit", perlclip.fit, {"seed", "compile", "workers", "recipe", "resume", "head"}),
@@ -23,7 +23,7 @@ PAIRS = [
         {"device", "dtype", "compile", "template", "backbone", "class_names", "head"},
     ),
     ("predict", Classifier.predict, {"top_k", "batch_size", "workers", "steps", "max_mean_steps", "max_ms"}),
-    ("predict", Classifier.predict, {"reject", "reject_rate", "coverage", "sets"}),
+    ("predict", Classifier.predict, {"reject", "reject_rate", "coverage", "sets", "multi_label"}),
     ("eval", perlclip.load_adapter, {"device", "dtype", "backbone"}),
     ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile", "head"}),
     ("check", perlclip.check, {"batch_size", "workers"}),

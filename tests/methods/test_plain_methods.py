@@ -9,8 +9,10 @@ from transformers import CLIPModel
 
 import perlclip
 from perlclip.reference import FORMS, plain_form
+from perlclip.reference.perl import PlainPerlVariants
 from perlclip.text.classes import Classes
 from tests.common import CLOSE, loud, random_pixels
+from tests.families import model_of
 
 # Settings under which a method takes another way through the code.
 SETTINGS = {
@@ -90,3 +92,42 @@ def test_loss_and_gradients_equal_the_plain_form(make, pixels, name, settings):
         got, want = (torch.zeros(()) if g is None else g for g in (got, want))
         assert (got - want).abs().max() <= max(1e-5, 2e-3 * want.abs().max()), "relative to their size, too"
         assert (got - want).norm() <= 1e-3 * want.norm() + 1e-6
+
+
+# Every method that carries over to a SigLIP, once; PERL also where thoughts enter late and at several depths.
+OTHER_FAMILY = [
+    (name, several[0]) for name, several in {"zero-shot": [{}], **SETTINGS}.items() if not name.startswith("mmrl")
+]
+OTHER_FAMILY += [("perl", dict(depth=11, steps=2)), ("perl", dict(depth=0)), ("perl", dict(readout="rising"))]
+
+
+@pytest.mark.parametrize(("name", "settings"), OTHER_FAMILY)
+def test_a_siglip_equals_its_plain_form(family_backbone, siglip, name, settings):
+    """Logits, loss, gradients: thoughts and prompts stand before the rows, and the pooling head sees patches alone."""
+    backbone, classes = family_backbone("siglip"), CLASS_LISTS["beginning alike"]
+    method, labels = loud(perlclip.create_method(name, backbone, **settings)), torch.tensor([0, 2, 1])
+    plain, words = plain_form(name)(siglip, backbone.tokenizer, method), (list(classes.names), classes.template)
+    pixels, state = random_pixels(backbone), method.class_state(classes)
+    with torch.no_grad():
+        torch.testing.assert_close(method.logits(pixels, state), plain.logits(pixels, *words), atol=1e-4, rtol=1e-5)
+    if not method.num_trainable:
+        return
+    ours, theirs = method.loss(pixels, labels, state), plain.loss(pixels, labels, *words)
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+    parameters = list(method.parameters())
+    for got, want in zip(torch.autograd.grad(ours, parameters), torch.autograd.grad(theirs, parameters), strict=True):
+        assert (got - want).norm() <= 1e-3 * want.norm() + 1e-6
+
+
+def test_perl_at_several_depths_of_a_siglip(family_backbone, siglip):
+    backbone, classes = family_backbone("siglip"), CLASS_LISTS["beginning alike"]
+    method = loud(perlclip.create_method("perl", backbone, variant="layerstep", steps=2))
+    plain, pixels = PlainPerlVariants(siglip, backbone.tokenizer, method), random_pixels(backbone)
+    with torch.no_grad():
+        want = plain.trajectory(pixels, list(classes.names), classes.template)
+        torch.testing.assert_close(method.trajectory(pixels, method.class_state(classes)), want, atol=1e-4, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def siglip(family_folder):
+    return model_of(family_folder("siglip"), attn_implementation="eager")

@@ -46,7 +46,7 @@ Prompt: {template}
 
 ## Backbone
 
-{backbone}, weights with SHA-256 fingerprint `{fingerprint}`. The adapter is refused on any other.
+{backbone}{family}, weights with SHA-256 fingerprint `{fingerprint}`. The adapter is refused on any other.
 """
 
 
@@ -76,6 +76,7 @@ def model_card(info: Mapping[str, Any], title: str) -> str:
         training=_table({**info["training"], **{f"method: {k}": v for k, v in info["config"].items()}}),
         metrics=_table(info["metrics"]),
         fingerprint=info["backbone_fingerprint"],
+        family=_family(info),
         adaptive=_adaptive(info),
         trust=_trust(info),
     )
@@ -98,6 +99,11 @@ def as_code(text: str) -> str:
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     space = " " * (line.startswith("`") or line.endswith("`"))
     return f"{fence}{space}{line}{space}{fence}"
+
+
+def _family(info: Mapping[str, Any]) -> str:
+    size = f", for images of {info['image_size']} pixels" if "image_size" in info else ""
+    return f" ({as_markdown(info['backbone_family'])}{size})" if "backbone_family" in info else ""
 
 
 def _adaptive(info: Mapping[str, Any]) -> str:

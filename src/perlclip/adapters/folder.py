@@ -24,7 +24,7 @@ from torch import Tensor
 import perlclip
 from perlclip.adapters.card import model_card
 from perlclip.backbone import Backbone, load_backbone
-from perlclip.backbone.clip import BackboneNotFoundError
+from perlclip.backbone.load import CONFIGS, BackboneNotFoundError
 from perlclip.errors import PerlclipError, first_line
 from perlclip.files import MIB, held_folder, parse_json, read_file, staged, sweep, write_files
 from perlclip.heads.head import Head
@@ -121,6 +121,8 @@ def save_adapter(
         "peft_type": method.name.upper(),
         "base_model_name_or_path": method.backbone.name,
         "backbone_fingerprint": method.backbone.fingerprint,
+        "backbone_family": method.backbone.family,
+        **({"image_size": method.backbone.image_size} if method.backbone.image_size else {}),
         "method": method.name,
         "config": config_dict(method),
         "num_trainable": method.num_trainable,
@@ -214,9 +216,12 @@ def load_adapter(
     if not isinstance(backbone, Backbone):
         backbone = _find_backbone(backbone, info, folder, device, dtype)
     if backbone.fingerprint != info["backbone_fingerprint"]:
+        size = info.get("image_size")
+        at = f" for images of {size} pixels" if size else ""
+        trained_on = ", ".join([info["backbone_fingerprint"][:12], *filter(None, [info.get("backbone_family")])])
         raise PerlclipError(
-            f"adapter {folder} was trained on backbone {info['base_model_name_or_path']!r} "
-            f"({info['backbone_fingerprint'][:12]}); it does not fit {backbone.name!r} ({backbone.fingerprint[:12]})"
+            f"adapter {folder} was trained on backbone {info['base_model_name_or_path']!r}{at} ({trained_on}); it "
+            f"does not fit {backbone.name!r} ({backbone.fingerprint[:12]}, {backbone.family})"
         )
     try:
         method = create_method(info["method"], backbone, **info["config"])
@@ -247,9 +252,9 @@ def _find_backbone(
     own = info["base_model_name_or_path"]
     if name is None and own != "tiny" and not Path(own).is_dir():
         beside = (folder.parent / own, folder.parent / Path(own).name)
-        name = next((str(path) for path in beside if (path / "config.json").is_file()), None)
+        name = next((str(path) for path in beside if any((path / file).is_file() for file in CONFIGS)), None)
     try:
-        return load_backbone(name or own, device=device, dtype=dtype)
+        return load_backbone(name or own, device=device, dtype=dtype, image_size=info.get("image_size"))
     except BackboneNotFoundError as error:
         raise PerlclipError(
             f"adapter {folder} needs the backbone {own!r}, whose weights have the fingerprint "
@@ -313,6 +318,9 @@ def _check_info(info: Any, path: Path) -> dict[str, Any]:
     if len(info["templates"]) != 1:
         raise PerlclipError(f"adapter file {path} is damaged: one template is needed, got {len(info['templates'])}")
     check_template(info["templates"][0])
+    for key, type_ in (("backbone_family", str), ("image_size", int)):  # not in adapters of 0.1.0
+        if key in info and type(info[key]) is not type_:
+            raise PerlclipError(f"adapter file {path} is damaged: field {key!r} is not a {type_.__name__}")
     parts: dict[str, Callable[[Any], object]] = {"adaptive": Thresholds.from_json, "trust": Trust.from_json}
     for key in parts.keys() & info.keys():
         try:

@@ -28,7 +28,7 @@ class Evidence:
     """Signed contributions to the logits of some classes; CLS is no place in the image and stands apart."""
 
     maps_KBMGG: Tensor
-    cls_KBM: Tensor | None  # with occlusion there is none
+    cls_KBM: Tensor | None  # with occlusion there is none, nor where there is no CLS
     logits_KBM: Tensor
 
 
@@ -49,7 +49,9 @@ def gradient_maps(answering: Answering, pixels: Tensor, classes_BM: Tensor) -> E
         rows_KBMN = torch.stack(
             [torch.stack([contributions(value_B, s_BND) for value_B in step_BM.unbind(1)], 1) for step_BM in logits_KBM]
         )
-    return Evidence(_square(rows_KBMN[..., 1:]).cpu(), rows_KBMN[..., 0].cpu(), logits_KBM.detach().cpu())
+    first = method.backbone.vision.starts
+    cls_KBM = rows_KBMN[..., 0].cpu() if first else None
+    return Evidence(_square(rows_KBMN[..., first:]).cpu(), cls_KBM, logits_KBM.detach().cpu())
 
 
 @torch.no_grad()

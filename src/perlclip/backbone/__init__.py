@@ -1,8 +1,8 @@
 """The frozen backbone: loading, tokens, pixels, and the two towers opened between their blocks."""
 
 from perlclip.backbone.base import Backbone
-from perlclip.backbone.clip import load_backbone
 from perlclip.backbone.frozen import FrozenImages, Images, cls_rows
+from perlclip.backbone.load import load_backbone
 from perlclip.backbone.preprocess import Preprocess
 from perlclip.backbone.shared_text import SharedText
 from perlclip.backbone.tokens import Tokens

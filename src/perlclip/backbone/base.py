@@ -1,12 +1,28 @@
-"""The frozen backbone: two towers, a tokenizer, a preprocessing, and what they do together."""
+"""The frozen backbone: two towers, a tokenizer, a preprocessing, and what they do together; and what a family promises.
 
-from collections.abc import Sequence
+A family is one file with a `Family`, by whose name, the `model_type` of a config, it is found (`load.FAMILIES`). It
+makes two towers of a state dict. A tower promises, whatever its family:
+
+    embed(inputs)            pixels or token ids to rows, (B, N, D); `starts` of them, CLS or SOS, stand first
+    block, run               blocks at every row; under a causal mask (`causal`) or not
+    pool(x, rows, start)     blocks start..L and the readout: the pooled state h, (B, D)
+    features, project        pi: h to the shared space, (B, E); of unit length
+
+What the readout sees is the family's own: the row given (CLS, EOS, or the last one) or, under a pooling head, the
+patches alone. Thoughts, and all other rows that a method adds, may stand before the sequence: no readout sees them.
+A row's place in attention is nowhere but in the mask and in the position embedding, which added rows do not have.
+
+Where the text tower is causal, texts are cut after the longest EOS, where they are read, and what they begin with alike
+is computed once (`SharedText`). Where it is not, every text fills the whole context and is read at its last row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone.accel.cuda_graphs import Beside
@@ -14,13 +30,31 @@ from perlclip.backbone.frozen import FrozenImages, Images
 from perlclip.backbone.preprocess import Preprocess
 from perlclip.backbone.shared_text import SharedText
 from perlclip.backbone.tokens import Tokens
-from perlclip.backbone.tower import Tower
+from perlclip.backbone.tower import State, Tower
 from perlclip.errors import PerlclipError
+
+BICUBIC = {"mode": "bicubic", "align_corners": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How models of one `model_type` become a backbone."""
+
+    name: str
+    model: str  # the class of `transformers` that has their weights
+    towers: Callable[[State, Any], dict[str, Tower]]  # of a state dict and its config
+    positions: Mapping[str, Any] = field(default_factory=lambda: BICUBIC)  # how they are interpolated for other sizes
+    lowers: bool = False  # texts were trained on in small letters
+    size: Callable[[Any], int] = lambda config: int(config.vision_config.image_size)
+    processor: Callable[[Any, Any], Any] = lambda processor, config: processor  # that makes square images
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Backbone:
-    """A frozen CLIP. Not an `nn.Module`, so that a method's own parameters are exactly the trained ones."""
+    """A frozen CLIP, or a model like it. Not an `nn.Module`: a method's own parameters are exactly the trained ones.
+
+    `logit_bias` is what a model trained with a sigmoid loss adds to its scaled cosines; softmax does not see it.
+    """
 
     name: str
     vision: Tower
@@ -30,6 +64,10 @@ class Backbone:
     context_length: int
     preprocess: Preprocess
     fingerprint: str
+    family: str = "clip"
+    logit_bias: float | None = None
+    lowers: bool = False  # texts are put in small letters
+    image_size: int | None = None  # pixels a side, where it is not the one that the weights are for
 
     def __copy__(self) -> "Backbone":
         """Frozen, so that a copy of it is itself."""
@@ -42,17 +80,24 @@ class Backbone:
     @property
     def device(self) -> torch.device:
         """Where the towers are."""
-        return self.text.head.weight.device
+        return self.projection.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The towers' number format."""
-        return self.text.head.weight.dtype
+        return self.projection.weight.dtype
 
     @property
     def embed_dim(self) -> int:
         """E, the width of the shared embedding space."""
-        return self.text.head.out_features
+        return self.projection.out_features
+
+    @property
+    def projection(self) -> nn.Linear:
+        """The text tower's map to the shared space, which every family has."""
+        head = self.text.head
+        assert isinstance(head, nn.Linear)
+        return head
 
     def to(self, device: str | torch.device) -> "Backbone":
         """The same backbone on another device; this one stays where it is, with those who share it."""
@@ -72,24 +117,39 @@ class Backbone:
         return Beside(self.device)
 
     def tokenize(self, prompts: Sequence[str], free: int = 0) -> Tokens:
-        """Prompts to ids; the EOS position is the first EOS id (CLIP's own padding is EOS, too).
+        """Prompts to ids, and where each is read: its first EOS (CLIP's own padding is EOS, too), or the last row.
 
-        `free` positions are left between SOS and the text, for rows that a method puts there.
+        `free` positions are left before the text, behind SOS where there is one, for rows that a method puts there.
         """
         # What is too long is said below: `verbose` would warn of it before.
-        encoded = self.tokenizer(list(prompts), padding=False, truncation=False, verbose=False)
-        rows: list[list[int]] = encoded["input_ids"]
-        rows = [row[:1] * (free + 1) + row[1:] for row in rows]
+        words = [prompt.lower() for prompt in prompts] if self.lowers else list(prompts)
+        rows: list[list[int]] = self.tokenizer(words, padding=False, truncation=False, verbose=False)["input_ids"]
+        first, pad = self.text.starts, [self.tokenizer.pad_token_id]
+        rows = [row[:first] + (row[:first] or pad) * free + row[first:] for row in rows]
         for prompt, row in zip(prompts, rows, strict=True):
             if len(row) > self.context_length:
                 raise PerlclipError(
                     f"prompt of {len(row)} tokens is longer than the context of {self.context_length}: {prompt!r}"
                 )
+        if not self.text.causal:
+            return self._padded(rows, free)
         eos_id = self.tokenizer.eos_token_id
         eos = [row.index(eos_id) for row in rows]
         longest = max(eos) + 1
         ids = [(row + [eos_id] * longest)[:longest] for row in rows]
         return Tokens(torch.tensor(ids, device=self.device), torch.tensor(eos, device=self.device))
+
+    def _padded(self, rows: Sequence[list[int]], free: int) -> Tokens:
+        """The whole context, as the tokenizer pads it: without a causal mask, padding counts."""
+        length, pad, left = self.context_length, self.tokenizer.pad_token_id, self.tokenizer.padding_side == "left"
+        if left and free:
+            raise PerlclipError(
+                f"the tokenizer of {self.name!r} pads texts on the left, so that their words do not all begin in "
+                "one place: methods that learn words cannot be used with it"
+            )
+        ids = [[pad] * (length - len(row)) * left + row + [pad] * (length - len(row)) * (not left) for row in rows]
+        last_B = torch.full((len(ids),), length - 1, device=self.device)
+        return Tokens(torch.tensor(ids, device=self.device), last_B)
 
     def shared_text(self, prompts: Sequence[str], free: int = 0) -> SharedText:
         """Prompts as rows before the first block of the text tower, what they have in common kept once."""
@@ -100,6 +160,7 @@ class Backbone:
         """Token embeddings of the phrase's first `count` tokens, without positions: (count, D), float32."""
         if self.tokenizer is None:  # a shape without weights
             return torch.zeros(count, self.text.width)
+        phrase = phrase.lower() if self.lowers else phrase
         ids: list[int] = self.tokenizer([phrase], add_special_tokens=False)["input_ids"][0]
         if len(ids) < count:
             raise PerlclipError(f"the phrase {phrase!r} has {len(ids)} tokens; {count} are needed")
@@ -109,6 +170,7 @@ class Backbone:
 
     def text_features(self, prompts: Sequence[str], chunk: int = 1000) -> Tensor:
         """The frozen CLIP's text features, not yet of unit length: (C, E)."""
+        chunk = chunk if self.text.causal else max(1, chunk // 4)  # of so many more rows
         parts = [self.shared_text(prompts[i : i + chunk]).pool() for i in range(0, len(prompts), chunk)]
         return self.text.features(torch.cat(parts))
 

@@ -62,6 +62,15 @@ class Preprocess:
         return Image.fromarray((x_HW3.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
 
 
+def resized(processor: Any, old: int, new: int) -> Any:
+    """The same image processor for another size."""
+    settings = processor.to_dict()
+    for key in ("size", "crop_size"):
+        if settings.get(key):
+            settings[key] = {side: round(length * new / old) for side, length in settings[key].items() if length}
+    return type(processor).from_dict(settings)
+
+
 def random_box(size: tuple[int, int], rng: random.Random, scale: tuple[float, float]) -> tuple[int, int, int, int]:
     """A box of random area and aspect inside an image; after ten misses, the largest centred one that is allowed."""
     width, height = size

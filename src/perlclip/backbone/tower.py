@@ -1,8 +1,9 @@
-"""One frozen CLIP tower, opened between its blocks.
+"""One frozen tower, opened between its blocks, and read out at a row: CLS, EOS or the last one.
 
 Methods insert, replace and read tokens between blocks, so the forward pass is ours; the weights are those of
-`transformers.CLIPModel`, with which `tests/backbone/test_tower.py` checks agreement to 1e-5. Every shortcut here is
-exact: same function, less work. A tower has no state: what was computed of a batch is in `frozen.FrozenImages`.
+`transformers`' models, with which `tests/backbone` checks agreement to 1e-5. Every shortcut here is exact: same
+function, less work. A tower has no state: what was computed of a batch is in `frozen.FrozenImages`. `base.py` says what
+a tower promises; a family with another readout overrides `finish`, `read` and `features` (`siglip.py`).
 
 * `Block.read`     the last block evaluated only at the rows that are read out, keys and values never formed;
 * `Block.both`     a prefix that many sequences share, computed once, and what is the sequences' own (`SharedText`);
@@ -30,6 +31,7 @@ from perlclip.backbone.accel.fused import add_norm, linear_silu
 State = Mapping[str, Tensor]
 QKV = tuple[Tensor, Tensor, Tensor]
 Activation = Callable[[Tensor], Tensor]
+Beside = Callable[[Tensor], Tensor]  # what a method adds to a block's output, made of its input
 QUICK = 1.702  # CLIP's quick GELU is x sigmoid(1.702 x)
 
 
@@ -57,12 +59,12 @@ class Block(nn.Module):
     def __init__(self, state: State, prefix: str, heads: int, eps: float, act: Activation) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1 = _norm(state, f"{prefix}layer_norm1.", eps)
-        self.qkv = _linear(state, *(f"{prefix}self_attn.{name}_proj." for name in "qkv"))
-        self.out = _linear(state, f"{prefix}self_attn.out_proj.")
-        self.norm2 = _norm(state, f"{prefix}layer_norm2.", eps)
-        self.fc1 = _linear(state, f"{prefix}mlp.fc1.")
-        self.fc2 = _linear(state, f"{prefix}mlp.fc2.")
+        self.norm1 = make_norm(state, f"{prefix}layer_norm1.", eps)
+        self.qkv = make_linear(state, *(f"{prefix}self_attn.{name}_proj." for name in "qkv"))
+        self.out = make_linear(state, f"{prefix}self_attn.out_proj.")
+        self.norm2 = make_norm(state, f"{prefix}layer_norm2.", eps)
+        self.fc1 = make_linear(state, f"{prefix}mlp.fc1.")
+        self.fc2 = make_linear(state, f"{prefix}mlp.fc2.")
         self.act = act
 
     def forward(self, rows: Rows, causal: bool, norm: Norm | None = None) -> Rows:
@@ -123,11 +125,11 @@ class Block(nn.Module):
             hidden_BRN = torch.arange(N, device=x_BND.device) > rows_BR[..., None]
             s_BSN = s_BSN.masked_fill(hidden_BRN.repeat_interleave(H, 1), float("-inf"))
         if context_AkD is None:
-            m_BSD = _softmax(s_BSN, y_BND.dtype) @ y_BND
+            m_BSD = softmax_in_full(s_BSN, y_BND.dtype) @ y_BND
         else:
             c_BkD = _serve(self.norm1(context_AkD.to(x_BND.dtype)), B, dim=0)
             k = c_BkD.shape[1]
-            p_BSM = _softmax(torch.cat([u_BSD @ c_BkD.transpose(1, 2), s_BSN], -1), y_BND.dtype)
+            p_BSM = softmax_in_full(torch.cat([u_BSD @ c_BkD.transpose(1, 2), s_BSN], -1), y_BND.dtype)
             m_BSD = p_BSM[..., :k] @ c_BkD + p_BSM[..., k:] @ y_BND
         a_BRHd = torch.einsum("brhe,hde->brhd", m_BSD.view(B, R, H, D), wv_HdD)
         return self._finish(x_BND[b_B1, rows_BR], a_BRHd.reshape(B, R, D) + bv_D).x_BND
@@ -159,40 +161,52 @@ class TextEmbedding(nn.Module):
 
 
 class ImageEmbedding(nn.Module):
-    """Pixels to rows: CLS and patches, position embedding, norm."""
+    """Pixels to rows: patches, behind CLS where there is one, position embedding, and a norm where there is one."""
 
-    def __init__(self, state: State, eps: float) -> None:
+    def __init__(self, state: State, norm: Norm | None) -> None:
         super().__init__()
-        self.cls = nn.Parameter(state["vision_model.embeddings.class_embedding"].clone())
-        self.patch = nn.Parameter(state["vision_model.embeddings.patch_embedding.weight"].clone())
-        self.position = nn.Parameter(state["vision_model.embeddings.position_embedding.weight"].clone())
-        self.norm = _norm(state, "vision_model.pre_layrnorm.", eps)
+        prefix = "vision_model.embeddings."
+        cls, bias = (state.get(f"{prefix}{name}") for name in ("class_embedding", "patch_embedding.bias"))
+        self.cls = None if cls is None else nn.Parameter(cls.clone())
+        self.patch = nn.Parameter(state[f"{prefix}patch_embedding.weight"].clone())
+        self.bias = None if bias is None else nn.Parameter(bias.clone())
+        self.position = nn.Parameter(state[f"{prefix}position_embedding.weight"].clone())
+        self.norm = norm or nn.Identity()
 
     def tokens(self, pixels_B3HW: Tensor) -> Tensor:
         """The rows before the first norm, where some methods insert their own."""
         p, (B, _, height, width) = self.patch.shape[-1], pixels_B3HW.shape
+        rows, columns = height // p, width // p
+        pixels_B3HW = pixels_B3HW[..., : rows * p, : columns * p]  # what is left over is no whole patch
         # A convolution whose windows do not overlap is a matrix product, and as one it is several times faster.
-        windows = pixels_B3HW.to(self.patch.dtype).view(B, 3, height // p, p, width // p, p).permute(0, 2, 4, 1, 3, 5)
-        patches_BND = F.linear(windows.reshape(B, -1, 3 * p * p), self.patch.flatten(1))
-        cls_B1D = self.cls.expand(B, 1, -1)
-        return torch.cat([cls_B1D, patches_BND], 1) + self.position
+        windows = pixels_B3HW.to(self.patch.dtype).reshape(B, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)
+        patches_BND = F.linear(windows.reshape(B, -1, 3 * p * p), self.patch.flatten(1), self.bias)
+        if self.cls is not None:
+            patches_BND = torch.cat([self.cls.expand(B, 1, -1), patches_BND], 1)
+        return patches_BND + self.position
 
     def forward(self, pixels_B3HW: Tensor) -> Tensor:
-        """(B, 3, size, size) normalised pixels -> (B, 1 + patches, D)."""
+        """(B, 3, size, size) normalised pixels -> (B, CLS and patches, D)."""
         out: Tensor = self.norm(self.tokens(pixels_B3HW))
         return out
 
 
 class Tower(nn.Module):
-    """The frozen text or image encoder: `embed`, `block`, `run`, `pool`, `project`."""
+    """The frozen text or image encoder: `embed`, `block`, `run`, `pool`, `project`.
 
-    def __init__(self, embed: nn.Module, blocks: list[Block], norm: Norm, head: nn.Linear, *, causal: bool) -> None:
+    `starts` rows, CLS or SOS, stand before the patches or words; behind them methods put rows of their own.
+    """
+
+    def __init__(
+        self, embed: nn.Module, blocks: list[Block], norm: Norm, head: nn.Module, *, causal: bool, starts: int = 1
+    ) -> None:
         super().__init__()
         self.embed = embed
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm
         self.head = head
         self.causal = causal
+        self.starts = starts
         self.requires_grad_(False).eval()
 
     def place(self, device: torch.device, dtype: torch.dtype) -> "Tower":
@@ -209,14 +223,17 @@ class Tower(nn.Module):
             if isinstance(module, Norm):
                 module.result = dtype if dtype != rows else None
         if isinstance(self.embed, ImageEmbedding):
-            self.embed.norm.result = None
-            self.embed.patch.data = self.embed.patch.to(dtype)
+            if isinstance(self.embed.norm, Norm):
+                self.embed.norm.result = None
+            for p in (self.embed.patch, self.embed.bias):
+                if p is not None:
+                    p.data = p.to(dtype)
         return self
 
     @property
     def width(self) -> int:
         """D, the width of the residual stream."""
-        return self.head.in_features
+        return self.norm.normalized_shape[0]
 
     @property
     def depth(self) -> int:
@@ -224,11 +241,16 @@ class Tower(nn.Module):
         return len(self.blocks)
 
     @property
+    def full(self) -> int:
+        """Blocks that are computed at every row: all but the last, which is read at few."""
+        return self.depth - 1
+
+    @property
     def patches(self) -> int:
         """Rows of an image beside CLS; the text tower has as many positions beside SOS."""
         position = self.embed.position
         assert isinstance(position, Tensor)
-        return len(position) - 1
+        return len(position) - self.starts
 
     def block(self, i: int, x_BND: Tensor) -> Tensor:
         """Block i (from 0) at every row."""
@@ -241,7 +263,9 @@ class Tower(nn.Module):
         return rows
 
     def norm_before(self, i: int) -> Norm:
-        """The first thing that block i does to its rows."""
+        """The first thing that is done to the rows that enter block i; of all blocks, the final norm."""
+        if i == self.depth:
+            return self.norm
         block = self.blocks[i]
         assert isinstance(block, Block)
         return block.norm1
@@ -256,17 +280,27 @@ class Tower(nn.Module):
         """Blocks start..stop-1 at every row."""
         return self.rows(start, Rows(x_BND), stop).x_BND
 
-    def read(self, x: Tensor | Rows, rows_B: Tensor, context_AkD: Tensor | None = None) -> Tensor:
-        """The last block at the row read out of each sequence, (B, D); (B, R, D) if rows are (B, R)."""
+    def read(
+        self, x: Tensor | Rows, rows_B: Tensor, context_AkD: Tensor | None = None, beside: Beside | None = None
+    ) -> Tensor:
+        """The last block at the row read out of each sequence, (B, D); (B, R, D) if rows are (B, R).
+
+        `beside` makes what is added to its output of its input, at the same rows.
+        """
         last = self.blocks[-1]
         assert isinstance(last, Block)
-        rows_BR = rows_B if rows_B.ndim == 2 else rows_B[:, None]
-        h_BRD = last.read(x if isinstance(x, Rows) else Rows(x), rows_BR, self.causal, context_AkD)
-        return h_BRD if rows_B.ndim == 2 else h_BRD[:, 0]
+        rows = x if isinstance(x, Rows) else Rows(x)
+        if rows_B.ndim == 2:
+            assert beside is None
+            return last.read(rows, rows_B, self.causal, context_AkD)
+        h_BD = last.read(rows, rows_B[:, None], self.causal, context_AkD)[:, 0]
+        if beside is None:
+            return h_BD
+        return h_BD + beside(rows.x_BND[torch.arange(len(h_BD), device=h_BD.device), rows_B])
 
     def finish(self, start: int, rows: Rows, rows_B: Tensor) -> Tensor:
         """Blocks start..L, the last only at the rows read out: (B, D)."""
-        return self.read(self.rows(start, rows, self.depth - 1, on=True), rows_B)
+        return self.read(self.rows(start, rows, self.full, on=True), rows_B)
 
     def pool(self, x_BND: Tensor, rows_B: Tensor, start: int = 0) -> Tensor:
         """Pool(blocks start..L of x): the residual stream at `rows_B` after the last block, before the final norm."""
@@ -298,8 +332,8 @@ class Refinement:
         self.first, self.room = first, 0 if torch.is_grad_enabled() else room
         roomy_BMD = F.pad(x_BND, (0, 0, self.room, 0)) if self.room else x_BND
         self.roomy_BMD = roomy_BMD
-        # Where the first upper block is also the last, `read` forms no keys to reuse.
-        self.qkv = first.project_qkv(Rows(roomy_BMD)) if start < tower.depth - 1 else None
+        # Where the first upper block is one that is read at few rows, no keys are formed to be reused.
+        self.qkv = first.project_qkv(Rows(roomy_BMD)) if start < tower.full else None
 
     def of(self, chosen_b: Tensor) -> "Refinement":
         """The same over some of the sequences."""
@@ -344,27 +378,25 @@ class Refinement:
         return tower.finish(depth, rows, self.rows_B + k)
 
 
-def build_towers(state: State, config: Any, activation: Callable[[str], Activation]) -> dict[str, Tower]:
-    """Both towers from a CLIPModel's state dict and config; every size is read from them."""
-    towers = {}
-    for side, final_norm, head in (("vision", "post_layernorm", "visual"), ("text", "final_layer_norm", "text")):
-        part = getattr(config, f"{side}_config")
-        eps, quick = part.layer_norm_eps, part.hidden_act == "quick_gelu"
-        act = F.silu if quick else activation(part.hidden_act)
-        blocks = [
-            Block(state, f"{side}_model.encoder.layers.{i}.", part.num_attention_heads, eps, act)
-            for i in range(part.num_hidden_layers)
-        ]
-        for block in blocks if quick else []:
-            _fold(block)
-        towers[side] = Tower(
-            TextEmbedding(state) if side == "text" else ImageEmbedding(state, eps),
-            blocks,
-            _norm(state, f"{side}_model.{final_norm}.", eps),
-            _linear(state, f"{head}_projection."),
-            causal=side == "text",
-        )
-    return towers
+def make_blocks(state: State, prefix: str, config: Any) -> list[Block]:
+    """The blocks of a tower from a state dict with `transformers`' names; every size is read from it."""
+    quick = config.hidden_act == "quick_gelu"
+    act = F.silu if quick else activation(config.hidden_act)
+    blocks = [
+        Block(state, f"{prefix}encoder.layers.{i}.", config.num_attention_heads, config.layer_norm_eps, act)
+        for i in range(config.num_hidden_layers)
+    ]
+    for block in blocks if quick else []:
+        _fold(block)
+    return blocks
+
+
+def activation(name: str) -> Activation:
+    """By the name that a config has for it."""
+    from transformers.activations import ACT2FN
+
+    found: Activation = ACT2FN[name]
+    return found
 
 
 @torch.no_grad()
@@ -398,11 +430,12 @@ def _causal_mask(rows: int, columns: int, device: torch.device, dtype: torch.dty
         return wide.triu(columns - rows + 1)[:, :columns]
 
 
-def _softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:
+def softmax_in_full(scores: Tensor, dtype: torch.dtype) -> Tensor:
+    """Over the last dimension, computed in float32 whatever the scores are in."""
     return scores.softmax(-1, dtype=torch.float32).to(dtype)
 
 
-def _linear(state: State, *prefixes: str) -> nn.Linear:
+def make_linear(state: State, *prefixes: str) -> nn.Linear:
     """One Linear from one or several stacked ones."""
     weight = torch.cat([state[f"{p}weight"] for p in prefixes])
     has_bias = f"{prefixes[0]}bias" in state
@@ -413,7 +446,8 @@ def _linear(state: State, *prefixes: str) -> nn.Linear:
     return linear
 
 
-def _norm(state: State, prefix: str, eps: float) -> Norm:
+def make_norm(state: State, prefix: str, eps: float) -> Norm:
+    """A norm from its weight and bias."""
     norm = Norm(len(state[f"{prefix}weight"]), eps=eps, device="meta")
     norm.weight = nn.Parameter(state[f"{prefix}weight"].clone())
     norm.bias = nn.Parameter(state[f"{prefix}bias"].clone())

@@ -49,11 +49,12 @@ PAIRS = 10  # of the most confused, on the screen
 @click.option("--reject-rate", type=SHARE, default=0.05, help="Share of images of a class that may be rejected.")
 @click.option("--coverage", type=SHARE, metavar="X", help="A set of labels that holds the right one so often: 0.9.")
 @click.option("--sets", type=click.Choice(["lac", "raps"]), default="lac", help="The smallest sets, or adaptive ones.")
+@click.option("--multi-label", is_flag=True, help="Each class by itself: an image may have several labels, or none.")
 @options("device", "dtype", "compile", "workers")
 def predict(
     adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, out: Path | None,
     on_error: str, batch_size: int, workers: int, steps: Any, max_mean_steps: float | None, max_ms: float | None,
-    reject: bool, reject_rate: float, coverage: float | None, sets: str, **loading: Any,
+    reject: bool, reject_rate: float, coverage: float | None, sets: str, multi_label: bool, **loading: Any,
 ) -> None:  # fmt: skip
     """Label IMAGES: files, folders, globs in quotes, or - for a path on each line of stdin."""
     from perlclip.data import Unreadable
@@ -67,14 +68,15 @@ def predict(
         check_row_file(out)
     classifier = perlclip.Classifier.from_pretrained(adapter, **loading)
     asked = {"steps": any(limit is not None for limit in (steps, max_mean_steps, max_ms))}
-    asked |= {"rejected": reject, "labels": coverage is not None}
+    asked |= {"rejected": reject, "labels": coverage is not None or multi_label}
     more = [key for key, wanted in asked.items() if wanted]
     skipped: list[Unreadable] = []
     show = out is not None or not sys.stdout.isatty()
     with _writing(form, out, more) as write, progress_bar("predict", len(paths), show=show) as bar:
         predictions = classifier.predict_iter(
             paths, top_k=top_k, batch_size=batch_size, workers=workers, steps=steps, max_mean_steps=max_mean_steps,
-            max_ms=max_ms, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets, on_error=on_error,
+            max_ms=max_ms, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets,
+            multi_label=multi_label, on_error=on_error,
         )  # fmt: skip
         for path, prediction in zip(paths, predictions, strict=True):
             if isinstance(prediction, Unreadable):

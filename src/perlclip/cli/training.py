@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,8 @@ CHECKPOINT = "checkpoint.safetensors"
 @click.command()
 @click.argument("data")
 @click.option("--out", type=FOLDER, help="Folder for the adapter; needed unless --dry-run is given.")
-@click.option("--backbone", default=BACKBONE, help="Hub name, Hugging Face folder, or 'tiny'.")
+@click.option("--backbone", default=BACKBONE, help="Hub name, folder of Hugging Face's or OpenCLIP's, or 'tiny'.")
+@click.option("--image-size", type=POSITIVE, help="Pixels a side, if not those that the backbone is for.")
 @click.option("--method", default="perl", help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")
 @click.option("--recipe", help="fast (one epoch), original (the authors' own), strong (PERL's default).")
@@ -53,9 +55,9 @@ CHECKPOINT = "checkpoint.safetensors"
 @click.option("--dry-run", is_flag=True, help="Say what was found in DATA, every image decoded, and train nothing.")
 @options("on-error", "data", "device", "dtype", "compile", "workers")
 def fit(
-    data: str, out: Path | None, backbone: str, method: str, settings: tuple[str, ...], recipe: str | None, seed: int,
-    shots: int | None, val: int, class_names: Any, template: str | None, head: bool, rehearse: bool,
-    check: bool, resume: bool, overwrite: bool, dry_run: bool, on_error: str,
+    data: str, out: Path | None, backbone: str, image_size: int | None, method: str, settings: tuple[str, ...],
+    recipe: str | None, seed: int, shots: int | None, val: int, class_names: Any, template: str | None, head: bool,
+    rehearse: bool, check: bool, resume: bool, overwrite: bool, dry_run: bool, on_error: str,
     root: Path | None, device: str, dtype: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder, zip or tar of class folders, a CSV manifest with columns path,label, a
@@ -68,6 +70,7 @@ def fit(
     from perlclip.inference.cache import EvalCache
     from perlclip.methods.registry import default_recipe
 
+    load = partial(perlclip.load_backbone, backbone, device=device, dtype=dtype, image_size=image_size)
     look: dict[str, Any] = dict(
         shots=shots, val=val, seed=seed, class_names=class_names, template=template, data=root, on_error=on_error
     )
@@ -75,7 +78,7 @@ def fit(
         found = survey(data, **look)
         click.echo(found)
         if check:
-            click.echo(_check_labels(perlclip.load_backbone(backbone, device=device, dtype=dtype), found, workers))
+            click.echo(_check_labels(load(), found, workers))
         _list_skipped(found)
         return
     if out is None:
@@ -99,7 +102,7 @@ def fit(
     fitted: Adapter
     if not cls.recipes and not cls.trains(cls.config_class.checked(method, own)):
         # Without a head it is nothing but class names and prompt, so that `predict` and `eval` work here, too.
-        loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
+        loaded = load()
         clock("loading the backbone")
         if check:
             click.echo(_check_labels(loaded, found, workers), err=True)
@@ -120,7 +123,7 @@ def fit(
     recipe, dataset = recipe or default_recipe(method), published_name(data)
     number = shots or 0
     chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset, number)[0], **given)
-    loaded = perlclip.load_backbone(backbone, device=device, dtype=dtype)
+    loaded = load()
     clock("loading the backbone")
     if check:
         click.echo(_check_labels(loaded, found, workers), err=True)

@@ -54,6 +54,21 @@ class Answering:
         v0_BE = self.method.backbone.encode_image(images) if self.t0_CE is not None else v_KBE[0]
         return self._finish(logits_KBC, self._features(v_KBE), v0_BE), logits_KBC
 
+    def scores(self, images: Images) -> tuple[Tensor, Tensor]:
+        """Each class's score whatever the others are, with the head's where it has one, and of texts alone: (B, C)."""
+        images = self.method.frozen(images)
+        logits_KBC, v_KBE = self.method.look(images, self.state)
+        texts_BC, head = self.method.scores(logits_KBC, v_KBE, self.state), self.head
+        if head is None:
+            return texts_BC, texts_BC
+        with full_precision(texts_BC.device):
+            if self.t0_CE is not None:
+                zero_BC = self.method.similarity(self.method.backbone.encode_image(images), self.t0_CE)
+                texts_BC = head.share * texts_BC + (1 - head.share) * zero_BC
+            seen_BF = self._features(v_KBE)[-1]
+            both_BT = head.text * texts_BC[:, self.trained_T] + head.scale * (seen_BF @ self.weight_TE.T + self.bias_T)
+            return texts_BC.index_copy(-1, self.trained_T, both_BT), texts_BC
+
     def finish(self, logits_KBC: Tensor, v_KBE: Tensor) -> Tensor:
         """The same from a trajectory and embeddings of PERL's, whose step 0 is zero-shot CLIP."""
         return logits_KBC if self.head is None else self._finish(logits_KBC, self._features(v_KBE), v_KBE[0])

@@ -32,7 +32,8 @@ from perlclip.thinking.limits import Budget, Deadline, Limit, Pace, check_limits
 from perlclip.thinking.policy import Plan, Steps, make_plan, refined_share
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.trust.conformal import KIND
-from perlclip.trust.record import OTHER_CLASSES, Trust, require_trust
+from perlclip.trust.presence import Sigmoid
+from perlclip.trust.record import NONE, OTHER_CLASSES, Trust, require_trust
 from perlclip.trust.rejection import RATE, FarWords, class_means, text_score
 
 SHOWN = 20  # class names in a notebook's view
@@ -43,7 +44,8 @@ class Prediction:
     """The most probable label, its probability, and the best few of them, best first.
 
     `steps` are the refinement steps that the image took; None for methods that take none. `rejected` says whether it is
-    none of the classes, and `labels` are its set, most probable first, where these were asked for.
+    none of the classes, and `labels` are its set, most probable first, where these were asked for. Where several labels
+    were asked for, probabilities are each class's own, and `labels` are the classes that are there, perhaps none.
     """
 
     label: str
@@ -86,16 +88,18 @@ class _Options(TypedDict, total=False):
     reject_rate: float
     coverage: float | None
     sets: str
+    multi_label: bool
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Of an answer: labels, a threshold to reject below, the coverage and kind of its set."""
+    """Of an answer: labels, a threshold to reject below, the coverage and kind of its set, or several labels."""
 
     top_k: int
     threshold: float | None
     coverage: float | None
     sets: str
+    sigmoids: tuple[Sigmoid | None, Sigmoid] | None  # of the whole answer, and of the texts'
 
 
 class Classifier:
@@ -146,8 +150,9 @@ class Classifier:
         place = {key: i for i, key in enumerate(class_keys(known))}
         found = [place.get(key) for key in class_keys(class_names)]
         self._places = [i for i in found if i is not None] if None not in found else None  # among those trained on
+        self._trained = [place is not None for place in found]
         if trust:
-            self._places = list(range(len(class_names)))
+            self._places, self._trained = list(range(len(class_names))), [True] * len(class_names)
         self._far: FarWords | None = None
         self._known = len(known)
         self._pace = Pace()
@@ -222,20 +227,23 @@ class Classifier:
         head, backbone = self._answering.head, self.method.backbone
         alone = Answering(self.method, self._state, replace(head, scale=0.0)) if head else None
         found: list[tuple[Tensor, ...]] = []
+        self._trained = [True] * len(self.class_names)
         with progress_bar("calibrate", len(images), show=progress) as bar:
             for pixels, _ in fixed_views(images, backbone.preprocess, batch_size, backbone.device, workers):
                 frozen = self.method.frozen(pixels)
                 logits_BC, v_BE = self._both(frozen)
-                found.append((logits_BC, alone.logits(frozen) if alone else logits_BC, v_BE))
+                texts_BC = alone.logits(frozen) if alone else logits_BC
+                found.append((logits_BC, texts_BC, v_BE, *self._answering.scores(frozen)))
                 bar(len(pixels))
-        logits_NC, texts_NC, v_NE = (torch.cat(parts) for parts in zip(*found, strict=True))
+        logits_NC, texts_NC, v_NE, *scores = (torch.cat(parts) for parts in zip(*found, strict=True))
         labels_N = torch.tensor([int(label) for label in images.labels])
         means_CE, near_N = class_means(v_NE, labels_N, len(self.class_names))
         if self.trust and self._places is not None:  # of the shots, which these images are no part of
             means_CE = self.trust.rejection.means_of(self._places, v_NE)
             near_N = (v_NE.float() @ means_CE.T).amax(-1)
         far = FarWords.of(backbone, self._state.classes)
-        trust = Trust.of("own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, far, means_CE, near_N)
+        both = scores[0].cpu(), scores[1].cpu()
+        trust = Trust.of("own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, far, means_CE, near_N, both)
         self.trust = self._own_trust = trust
         self._places = list(range(len(self.class_names)))
         return trust
@@ -279,7 +287,7 @@ class Classifier:
         self, images: ImageSource | Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
         steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
         reject: bool = False, reject_rate: float = RATE, coverage: float | None = None, sets: str = KIND,
-        on_error: str = "stop",
+        multi_label: bool = False, on_error: str = "stop",
     ) -> Prediction | Unreadable | Sequence[Prediction | Unreadable]:  # fmt: skip
         """Label one image, or several: paths, files' bytes, open files, PIL images or uint8 arrays; `workers` decode.
 
@@ -291,12 +299,16 @@ class Classifier:
         the rate given. With a `coverage` it has the set of `labels` that holds the true one so often: `sets` are "lac",
         the smallest, or "raps". Both go by images that were held out, and are refused without enough of them.
 
+        With `multi_label=True` an image may have several labels, or none: probabilities are each class's own, whatever
+        the others are, and `labels` are the classes above a threshold, which images held out have set.
+
         An image that cannot be read is an error, or with `on_error="skip"` an `Unreadable` in the place of its answer.
         """
         one = is_image(images)
         options = _Options(
             top_k=top_k, batch_size=batch_size, workers=workers, steps=steps, max_mean_steps=max_mean_steps,
             max_ms=max_ms, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets,
+            multi_label=multi_label,
         )  # fmt: skip
         several: Any = [images] if one else images
         found = self.predict_iter(several, on_error=on_error, **options)
@@ -314,7 +326,7 @@ class Classifier:
         self, images: Iterable[ImageSource], *, top_k: int = 1, batch_size: int = 32, workers: int = 0,
         steps: Steps = None, max_mean_steps: float | None = None, max_ms: float | None = None,
         reject: bool = False, reject_rate: float = RATE, coverage: float | None = None, sets: str = KIND,
-        on_error: str = "stop",
+        multi_label: bool = False, on_error: str = "stop",
     ) -> Iterator[Prediction | Unreadable]:  # fmt: skip
         """The same, one after the other, holding one batch in memory, or with `workers` a few."""
         if top_k < 1 or batch_size < 1:
@@ -323,8 +335,13 @@ class Classifier:
         check_limits(max_mean_steps, max_ms)
         wanted = _Wanted(
             min(top_k, len(self.class_names)), self._threshold(reject_rate) if reject else None,
-            self._checked(coverage, sets), sets,
+            self._checked(coverage, sets), sets, self._sigmoids() if multi_label else None,
         )  # fmt: skip
+        if multi_label and (reject or coverage is not None or (steps, max_mean_steps, max_ms) != (None, None, None)):
+            raise PerlclipError(
+                "multi_label=True answers after all steps, class by class; it does not go with reject, coverage, "
+                "steps, max_mean_steps or max_ms"
+            )
         batches = self._batches(images, batch_size, workers, on_error == "skip")
         while True:
             plan = self._plan(steps, max_mean_steps, max_ms)  # a deadline's clock starts here
@@ -388,8 +405,41 @@ class Classifier:
                 raise PerlclipError(OTHER_CLASSES)
         return coverage
 
+    def _sigmoids(self) -> tuple[Sigmoid | None, Sigmoid]:
+        """Of the whole answer, to classes trained on, and of texts: from images held out, or the backbone's own."""
+        found, bias = self.trust.presence if self.trust else None, self.method.backbone.logit_bias
+        if found is not None:
+            return found.answers, found.texts
+        if bias is not None:
+            return None, Sigmoid(slope=1.0, offset=bias)
+        raise PerlclipError(NONE.format(what="multi_label=True"))
+
+    @torch.no_grad()
+    def _predict_several(self, pixels: Tensor, wanted: _Wanted) -> list[Prediction]:
+        assert wanted.sigmoids is not None
+        whole, texts = wanted.sigmoids
+        both_BC, texts_BC = self._answering.scores(pixels.to(self.method.backbone.device, non_blocking=True))
+        p_BC, threshold_C = texts.probabilities(texts_BC), torch.full_like(texts_BC[0], texts.threshold)
+        if whole and self._with_head:
+            trained_C = torch.tensor(self._trained, device=both_BC.device)
+            p_BC = torch.where(trained_C, whole.probabilities(both_BC), p_BC)
+            threshold_C[trained_C] = whole.threshold
+        if not torch.isfinite(p_BC).all():
+            raise PerlclipError("an answer is not a number: the adapter's weights are unusable in the backbone's dtype")
+        order_BC = p_BC.argsort(dim=-1, descending=True, stable=True).tolist()
+        there_BC, p = (p_BC >= threshold_C).tolist(), p_BC.tolist()
+        predictions = []
+        for b, order in enumerate(order_BC):
+            top = tuple((self.class_names[c], p[b][c]) for c in order[: wanted.top_k])
+            labels = tuple(self.class_names[c] for c in order if there_BC[b][c])
+            taken = self.method.image_steps
+            predictions.append(Prediction(label=top[0][0], probability=top[0][1], top=top, steps=taken, labels=labels))
+        return predictions
+
     @torch.no_grad()
     def _predict_batch(self, pixels: Tensor, wanted: _Wanted, plan: Plan | None) -> list[Prediction]:
+        if wanted.sigmoids is not None:
+            return self._predict_several(pixels, wanted)
         pixels = pixels.to(self.method.backbone.device, non_blocking=True)
         logits_BC, steps, v_BE = self._answer(pixels, plan, wanted.threshold is not None)
         p_BC = (logits_BC / self.temperature).softmax(-1)

@@ -156,6 +156,10 @@ class Method(nn.Module):
         images = self.frozen(images)
         return self.trajectory(images, state), self.encode_image_steps(images)
 
+    def scores(self, logits_KBC: Tensor, v_KBE: Tensor, state: ClassState) -> Tensor:
+        """Of what `look` gave, each class's score whatever the others are: scale times cosine, last step, (B, C)."""
+        return logits_KBC[-1]
+
     def loss(self, images: Images, labels: Tensor, state: ClassState) -> Tensor:
         """The training objective; cross-entropy unless the method says otherwise."""
         return F.cross_entropy(self.logits(images, state), labels)

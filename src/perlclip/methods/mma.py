@@ -13,6 +13,7 @@ the data set's instead. For the cross-data-set runs the paper adapts blocks 9..1
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any, cast
 
@@ -124,9 +125,7 @@ class MMA(Method):
         tower, text = self.backbone.text, state.text
         for i in range(self.config.start, tower.depth - 1):
             text = self._beside(i, text, text.block(i))
-        rows_CD = text.own_CMD[torch.arange(len(text), device=text.eos_C.device), text.eos_C]
-        h_CD = tower.read(text.own_CMD, text.eos_C, text.prefix_1PD)
-        return tower.project(h_CD + self._adapt("text", tower.depth - 1, rows_CD))
+        return tower.project(text.read(partial(self._adapt, "text", tower.depth - 1)))
 
     def encode_image(self, images: Images) -> Tensor:
         """Adapted image embeddings, (B, E)."""
@@ -134,8 +133,8 @@ class MMA(Method):
         x_BND = self.frozen(images).rows(start)
         for i in range(start, vision.depth - 1):
             x_BND = vision.block(i, x_BND) + self._adapt("vision", i, x_BND)
-        h_BD = vision.read(x_BND, cls_rows(x_BND))
-        return vision.project(h_BD + self._adapt("vision", vision.depth - 1, x_BND[:, 0]))
+        last = partial(self._adapt, "vision", vision.depth - 1)
+        return vision.project(vision.read(x_BND, cls_rows(x_BND), beside=last))
 
     def _beside(self, i: int, before: SharedText, after: SharedText) -> SharedText:
         return replace(

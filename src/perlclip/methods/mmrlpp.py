@@ -105,7 +105,9 @@ class MMRLpp(RepresentationTokens):
 
     def head(self) -> Tensor:
         """CLIP's projection and its residual, (D, E)."""
-        return self.backbone.vision.head.weight.float().T + self.rep_left @ self.rep_right
+        own = self.backbone.vision.head
+        assert isinstance(own, nn.Linear)
+        return own.weight.float().T + self.rep_left @ self.rep_right
 
     def carry(self, next_KD: Tensor, last_BKD: Tensor) -> Tensor:
         """beta of the block's own tokens, the rest from the last block."""

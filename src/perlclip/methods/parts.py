@@ -154,13 +154,17 @@ def prompted_text(text: SharedText, prompts: list[Tensor]) -> Tensor:
 
 
 def prompted_image(vision: Tower, x_BND: Tensor, prompts: list[Tensor]) -> Tensor:
-    """The vision tower with prompts[k] behind the patches at the input of block k + 1, read at CLS: (B, D)."""
-    norm, N = vision.embed.norm, x_BND.shape[1]
+    """The vision tower with prompts[k] behind the patches at the input of block k + 1, read out: (B, D).
+
+    A pooling head sees the last rows: there, prompts stand before the patches, which is the same to attention.
+    """
+    norm, N, before = vision.embed.norm, x_BND.shape[1], not vision.starts
     assert isinstance(norm, nn.Module)
     for i in range(vision.depth):
         if i < len(prompts):
             rows_nD = prompts[i].to(x_BND.dtype)
             rows_nD = rows_nD if i else norm(rows_nD)  # the first prompts pass the first norm
-            x_BND = torch.cat([x_BND[:, :N], rows_nD.expand(len(x_BND), -1, -1)], 1)
+            rows_BnD = rows_nD.expand(len(x_BND), -1, -1)
+            x_BND = torch.cat([rows_BnD, x_BND[:, -N:]] if before else [x_BND[:, :N], rows_BnD], 1)
         x_BND = vision.block(i, x_BND) if i < vision.depth - 1 else x_BND
     return vision.read(x_BND, cls_rows(x_BND))

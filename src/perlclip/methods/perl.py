@@ -327,6 +327,10 @@ class Perl(Method):
         v_KBE = self.encode_image_steps(images)
         return self.read_out(v_KBE, t_KCE), v_KBE
 
+    def scores(self, logits_KBC: Tensor, v_KBE: Tensor, state: ClassState) -> Tensor:
+        """Step K's, as a readout that looks back has the classes share a probability of 1."""
+        return self.similarity(v_KBE[-1], self.class_embedding_steps(state)[-1])
+
     def step_logits(self, images: Images, state: ClassState) -> Tensor:
         """Logits of every step alone, whatever the readout: (K+1, B, C). A tower that does not think stays at 0."""
         t_KCE = self.class_embedding_steps(state)

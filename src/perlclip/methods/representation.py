@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone import Backbone, Images, SharedText
+from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, Method, cosine_distance
 from perlclip.methods.parts import ReferenceState, require_start
 from perlclip.methods.recipe import DASSL
@@ -56,6 +57,11 @@ class RepresentationTokens(Method):
     def __init__(self, backbone: Backbone, config: TokensConfig) -> None:
         super().__init__(backbone, config)
         require_start(self, "start", config.start, backbone.vision, backbone.text)
+        if not backbone.vision.starts:
+            raise PerlclipError(
+                f"{self.name} reads its tokens beside the class token, by the norm and projection behind that; the "
+                f"image tower of a {backbone.family!r} backbone has neither, but a pooling head"
+            )
         self.space = nn.Parameter(torch.randn(config.tokens, config.dim) * 0.02)
         self.build()
 

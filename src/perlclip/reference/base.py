@@ -2,6 +2,9 @@
 
 Sentences fill the whole context, every row of every block is computed, text is encoded anew on every call.
 
+The model is a CLIP (or MetaCLIP 2), or a SigLIP, which has no class token but a pooling head over the patches, no start
+of text, no mask, and reads a text at its last row: there, rows that a method adds stand before the sequence.
+
 Shapes: B images, C classes, X either; N rows of a tower; M or K learned rows; D width of the tower at hand, E shared
 width. A side is "text" or "vision".
 """
@@ -11,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import CLIPModel
+from transformers import CLIPModel, SiglipModel
 
 
 class Plain:
@@ -19,20 +22,23 @@ class Plain:
 
     shift = 0  # rows that a method inserts before the words, by which the end-of-text row moves
 
-    def __init__(self, clip: CLIPModel, tokenizer: Any, method: Any) -> None:
+    def __init__(self, clip: CLIPModel | SiglipModel, tokenizer: Any, method: Any) -> None:
         self.clip, self.tokenizer = clip.requires_grad_(False).eval(), tokenizer
         self.method, self.config = method, method.config
+        self.probed = hasattr(clip.vision_model, "head")  # a SigLIP
+        self.first = 0 if self.probed else 1  # where words or patches begin
         self.towers = {"text": clip.text_model, "vision": clip.vision_model}
 
     def text(self, names: list[str], template: str) -> Tensor:
         """(C, E) unit class embeddings, read at the end-of-text row."""
         ids_CN, end_C = self.tokenise(self.sentences(names, template))
         x_CND = self.blocks("text", self.embed_text(ids_CN))
-        return self.project("text", read(x_CND, end_C + self.shift))
+        return self.project("text", self.pool("text", x_CND, end_C + self.shift))
 
     def image(self, pixels: Tensor) -> Tensor:
-        """(B, E) unit image embeddings, read at the class token."""
-        return self.project("vision", self.blocks("vision", self.embed_image(pixels))[:, 0])
+        """(B, E) unit image embeddings, read at the class token or by the pooling head."""
+        first_B = torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
+        return self.project("vision", self.pool("vision", self.blocks("vision", self.embed_image(pixels)), first_B))
 
     def logits(self, pixels: Tensor, names: list[str], template: str, novel: bool = False) -> Tensor:
         """(B, C) cosines times CLIP's scale; `novel` classes were not trained on, which only MMRL and MMRL++ ask."""
@@ -49,23 +55,31 @@ class Plain:
         return fill(getattr(self.config, "template", "") or template, names)
 
     def tokenise(self, sentences: list[str], free: int = 0) -> tuple[Tensor, Tensor]:
-        """(C, N) ids that fill the context, `free` places behind the first; (C,) where the first end-of-text is."""
+        """(C, N) ids that fill the context, `free` places before the words; (C,) the first end-of-text, or the end."""
         length = self.clip.config.text_config.max_position_embeddings - free
+        sentences = [sentence.lower() for sentence in sentences] if self.probed else sentences
         ids_CN = self.tokenizer(sentences, padding="max_length", max_length=length, return_tensors="pt")["input_ids"]
         ids_CN = torch.cat([ids_CN[:, :1].expand(-1, free), ids_CN], 1).to(self.clip.device)
+        if self.probed:
+            return ids_CN, torch.full_like(ids_CN[:, 0], ids_CN.shape[1] - 1)
         return ids_CN, (ids_CN == self.tokenizer.eos_token_id).int().argmax(-1)
 
     def embed_text(self, ids_CN: Tensor, words_MD: Tensor | None = None) -> Tensor:
-        """(C, N, D) words with their positions; learned words, if any, stand in the places 1 to M."""
+        """(C, N, D) words with their positions; learned words, if any, stand in the first M places for words."""
         embeddings = self.towers["text"].embeddings
         words_CND = embeddings.token_embedding(ids_CN)
-        x_CND: Tensor = embeddings(inputs_embeds=words_CND if words_MD is None else replace(words_CND, 1, words_MD))
+        if words_MD is not None:
+            words_CND = replace(words_CND, self.first, words_MD)
+        x_CND: Tensor = embeddings(inputs_embeds=words_CND)
         return x_CND
 
     def embed_image(self, pixels: Tensor) -> Tensor:
         """(B, N, D) class token and patches with their positions, after the first norm."""
-        x_BND: Tensor = self.towers["vision"].pre_layrnorm(self.towers["vision"].embeddings(pixels))
-        return x_BND
+        return self.first_norm(self.towers["vision"].embeddings(pixels))
+
+    def first_norm(self, x_BND: Tensor) -> Tensor:
+        """The norm before the first block of a CLIP's image tower."""
+        return x_BND if self.probed else self.towers["vision"].pre_layrnorm(x_BND)
 
     def blocks(self, side: str, x_XND: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """Blocks `start` to `stop` (from 0, the last not included), one after the other."""
@@ -78,21 +92,30 @@ class Plain:
         return x_XND
 
     def block(self, side: str, index: int, x_XND: Tensor) -> Tensor:
-        """One block, under a causal mask in the text tower."""
-        n = x_XND.shape[1]
+        """One block, under a causal mask in a CLIP's text tower."""
+        n, masked = x_XND.shape[1], side == "text" and not self.probed
         causal_NN = torch.full((n, n), float("-inf"), device=x_XND.device, dtype=x_XND.dtype).triu(1)
-        out = self.towers[side].encoder.layers[index](x_XND, causal_NN[None, None] if side == "text" else None)
+        out = self.towers[side].encoder.layers[index](x_XND, causal_NN[None, None] if masked else None)
         rows_XND: Tensor = out[0] if isinstance(out, tuple) else out  # a tuple in some versions of `transformers`
         return rows_XND
 
+    def pool(self, side: str, x_XND: Tensor, row_X: Tensor) -> Tensor:
+        """(X, D) pooled states: a row of each sequence, or what a pooling head makes of the patches, its last rows."""
+        if side == "text" or not self.probed:
+            return read(x_XND, row_X)
+        patches = len(self.towers["vision"].embeddings.position_embedding.weight)
+        h_XD: Tensor = self.towers["vision"].head(self.towers["vision"].post_layernorm(x_XND[:, -patches:]))
+        return h_XD
+
     def project(self, side: str, h_XD: Tensor) -> Tensor:
-        """(X, E) unit embeddings of pooled states: the tower's last norm, its head."""
+        """(X, E) unit embeddings of pooled states: the tower's last norm, its head; a pooling head was all of that."""
         if side == "text":
-            return unit(self.clip.text_projection(self.towers["text"].final_layer_norm(h_XD)))
-        return unit(self.clip.visual_projection(self.towers["vision"].post_layernorm(h_XD)))
+            head = self.towers["text"].head if self.probed else self.clip.text_projection
+            return unit(head(self.towers["text"].final_layer_norm(h_XD)))
+        return unit(h_XD if self.probed else self.clip.visual_projection(self.towers["vision"].post_layernorm(h_XD)))
 
     def similarity(self, v_BE: Tensor, t_CE: Tensor) -> Tensor:
-        """(B, C) cosines times CLIP's scale."""
+        """(B, C) cosines times the model's scale; a softmax over classes does not see SigLIP's bias."""
         z_BC: Tensor = self.clip.logit_scale.exp() * v_BE @ t_CE.T
         return z_BC
 
@@ -101,14 +124,14 @@ class Plain:
     @torch.no_grad()
     def frozen_text(self, sentences: list[str]) -> Tensor:
         """(C, E)."""
-        t_CE: Tensor = self.clip.text_projection(self.towers["text"](self.tokenise(sentences)[0]).pooler_output)
-        return t_CE
+        t_CE: Tensor = self.towers["text"](self.tokenise(sentences)[0]).pooler_output
+        return t_CE if self.probed else self.clip.text_projection(t_CE)
 
     @torch.no_grad()
     def frozen_image(self, pixels: Tensor) -> Tensor:
         """(B, E)."""
-        v_BE: Tensor = self.clip.visual_projection(self.towers["vision"](pixels).pooler_output)
-        return v_BE
+        v_BE: Tensor = self.towers["vision"](pixels).pooler_output
+        return v_BE if self.probed else self.clip.visual_projection(v_BE)
 
 
 def fill(template: str, names: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.reference.base import Plain, fill, insert, read, replace, unit
+from perlclip.reference.base import Plain, fill, insert, replace, unit
 
 
 class PlainPrompted(Plain):
@@ -22,24 +22,24 @@ class PlainPrompted(Plain):
         if K <= 4 or self.config.template != "a photo of a {}.":
             return super().text(names, template)
         ids_CN, end_C = self.tokenise(fill("{}.", names), free=K)
-        return self.project("text", read(self.blocks("text", self.embed_text(ids_CN)), end_C))
+        return self.project("text", self.pool("text", self.blocks("text", self.embed_text(ids_CN)), end_C))
 
     def embed_text(self, ids_CN: Tensor, words_MD: Tensor | None = None) -> Tensor:
         """The first words give way to the prompts, which get the positions of those words."""
         return super().embed_text(ids_CN, self.prompts("text")[0])
 
     def embed_image(self, pixels: Tensor) -> Tensor:
-        """Prompts without a position follow the patches, before the first norm."""
+        """Prompts without a position follow the patches, before the first norm; where these must be last, lead them."""
         x_BND = self.towers["vision"].embeddings(pixels)
-        rows_BND: Tensor = self.towers["vision"].pre_layrnorm(insert(x_BND, x_BND.shape[1], self.prompts("vision")[0]))
-        return rows_BND
+        return self.first_norm(insert(x_BND, 0 if self.probed else x_BND.shape[1], self.prompts("vision")[0]))
 
     def before(self, side: str, index: int, x_XND: Tensor) -> Tensor:
         """The prompts of a block take the rows of those before."""
         prompts = self.prompts(side)
         if not 1 <= index < len(prompts):
             return x_XND
-        return replace(x_XND, 1 if side == "text" else x_XND.shape[1] - len(prompts[index]), prompts[index])
+        behind = side == "vision" and not self.probed
+        return replace(x_XND, x_XND.shape[1] - len(prompts[index]) if behind else self.first, prompts[index])
 
 
 class PlainMaPLe(PlainPrompted):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.reference.base import Plain, insert, read, replace
+from perlclip.reference.base import Plain, insert, replace
 
 
 class PlainPerl(Plain):
@@ -27,11 +27,11 @@ class PlainPerl(Plain):
         assert self.config.variant in ("shared", "early"), "the others are PlainPerlVariants"
         (J,), K = self.config.depths(side), self.config.steps
         S = self.blocks(side, x_XND, 0, J)
-        h, z = [read(self.blocks(side, S, J), row_X)], []
+        h, z = [self.pool(side, self.blocks(side, S, J), row_X)], []
         for k in range(1, K + 1 if side in self.method.projectors else 1):
             z.append(self.phi(self.method.projectors[side], h[k - 1]))
             thought = insert(S, 0, torch.stack(z, 1))
-            h.append(read(self.blocks(side, thought, J), row_X + k))  # CLS and EOS have moved on by k rows
+            h.append(self.pool(side, self.blocks(side, thought, J), row_X + k))  # CLS and EOS have moved by k rows
         return h + [h[0]] * (K + 1 - len(h))
 
     def phi(self, projector: Any, h_XD: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class PlainPerlVariants(PlainPerl):
         """h0, …, hK; thoughts enter at the first depth, and before each later one its own take their rows."""
         depths, K = self.config.depths(side), self.config.steps
         S = self.blocks(side, x_XND, 0, depths[0])
-        h: list[Tensor] = [read(self.blocks(side, S, depths[0]), row_X)]
+        h: list[Tensor] = [self.pool(side, self.blocks(side, S, depths[0]), row_X)]
         z: list[list[Tensor]] = [[] for _ in depths]
         for k in range(1, K + 1 if side in self.method.projectors else 1):
             for j, mine in enumerate(z):
@@ -102,7 +102,7 @@ class PlainPerlVariants(PlainPerl):
             x_XND = insert(S, 0, torch.stack(z[0], 1))
             for mine, (start, stop) in zip(z, pairwise((*depths, None)), strict=True):
                 x_XND = self.blocks(side, replace(x_XND, 0, torch.stack(mine, 1)), start, stop)
-            h.append(read(x_XND, row_X + k))
+            h.append(self.pool(side, x_XND, row_X + k))
         return h + [h[0]] * (K + 1 - len(h))
 
     def used(self, side: str, j: int, k: int) -> list[Any]:

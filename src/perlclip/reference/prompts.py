@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.reference.base import Plain, fill, insert, read, replace, unit
+from perlclip.reference.base import Plain, fill, insert, replace, unit
 
 
 class PlainCoOp(Plain):
@@ -17,7 +17,7 @@ class PlainCoOp(Plain):
     def learned_text(self, names: list[str], context_MD: Tensor) -> Tensor:
         """(C, E), the same context before every name."""
         ids_CN, end_C = self.tokenise(fill("{}.", names), free=len(context_MD))
-        return self.project("text", read(self.blocks("text", self.embed_text(ids_CN, context_MD)), end_C))
+        return self.project("text", self.pool("text", self.blocks("text", self.embed_text(ids_CN, context_MD)), end_C))
 
 
 class PlainCoCoOp(PlainCoOp):
@@ -52,7 +52,8 @@ class PlainTCP(PlainKgCoOp):
         class_CMD = self.method.tke(knowledge_CE).reshape(len(names), *context_MD.shape)
         ids_CN, end_C = self.tokenise(fill(template[template.index("{}") :], names), free=len(context_MD))
         x_CND = self.blocks("text", self.embed_text(ids_CN, context_MD), 0, layer)
-        return self.project("text", read(self.blocks("text", replace(x_CND, 1, class_CMD), layer), end_C))
+        x_CND = self.blocks("text", replace(x_CND, self.first, class_CMD), layer)
+        return self.project("text", self.pool("text", x_CND, end_C))
 
 
 class PlainProVP(Plain):
@@ -62,10 +63,10 @@ class PlainProVP(Plain):
         """Inserted before the first block; later alpha of the old rows and 1 - alpha of the new."""
         if side == "text":
             return x_XND
-        prompt_MD, alpha = self.method.prompts[index], self.config.alpha
+        prompt_MD, alpha, first = self.method.prompts[index], self.config.alpha, self.first
         if index == 0:
-            return insert(x_XND, 1, prompt_MD)
-        return replace(x_XND, 1, alpha * x_XND[:, 1 : 1 + len(prompt_MD)] + (1 - alpha) * prompt_MD)
+            return insert(x_XND, first, prompt_MD)
+        return replace(x_XND, first, alpha * x_XND[:, first : first + len(prompt_MD)] + (1 - alpha) * prompt_MD)
 
     def loss(self, pixels: Tensor, labels: Tensor, names: list[str], template: str) -> Tensor:
         """CE + lambda L_ref: each prompted image must find its own frozen embedding in the batch; no temperature."""

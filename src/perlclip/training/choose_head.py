@@ -66,7 +66,10 @@ class Said:
 
     def answers(self, choice: "Choice") -> tuple[Tensor, Tensor]:
         """The logits of what was chosen, and those of its texts alone, (N, C) both."""
-        texts_NC = choice.share * self.adapted_NC + (1 - choice.share) * self.zero_NC
+        return self._mixed(self.adapted_NC, choice)
+
+    def _mixed(self, adapted_NC: Tensor, choice: "Choice") -> tuple[Tensor, Tensor]:
+        texts_NC = choice.share * adapted_NC + (1 - choice.share) * self.zero_NC
         scores_NC = self.scores_LNC[STRENGTHS.index(choice.strength)]
         return choice.text * texts_NC + choice.scale * scores_NC, texts_NC
 
@@ -78,9 +81,15 @@ class HeldOut(Said):
     v0_NE: Tensor  # their embeddings by the frozen CLIP
     near_N: Tensor  # how near they are to the mean of a class's shots, themselves left out
     means_CE: Tensor  # these means, of all shots
+    cosines_NC: Tensor | None = None  # the method's scores of each class by itself, if they are not `adapted_NC`
+
+    def scores(self, choice: "Choice") -> tuple[Tensor, Tensor]:
+        """`answers` before any softmax."""
+        return self._mixed(self.adapted_NC if self.cosines_NC is None else self.cosines_NC, choice)
 
     def _of(self, place: Tensor | slice) -> dict[str, Tensor]:
-        return {**super()._of(place), "v0_NE": self.v0_NE[place], "near_N": self.near_N[place]}
+        cosines = {} if self.cosines_NC is None else {"cosines_NC": self.cosines_NC[place]}
+        return {**super()._of(place), "v0_NE": self.v0_NE[place], "near_N": self.near_N[place], **cosines}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +170,7 @@ def choose_head(
         alone = HeldOut(
             labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC,
             scores_LNC=ridge.left_out(STRENGTHS, torch.arange(len(train_set))), v0_NE=seen.v0_NE,
-            near_N=near_N, means_CE=means_CE,
+            near_N=near_N, means_CE=means_CE, cosines_NC=seen.cosines_NC,
         )  # fmt: skip
         if train is None or not method.num_trainable:
             choice = choose(alone, (1.0,), "each left out")
@@ -258,7 +267,7 @@ def _rehearsed(
         scores_LNC = torch.stack([seen.features_NF.double() @ weight.T + bias for weight, bias in solutions])
     return HeldOut(
         labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC,
-        v0_NE=seen.v0_NE, near_N=alone.near_N[split], means_CE=alone.means_CE,
+        v0_NE=seen.v0_NE, near_N=alone.near_N[split], means_CE=alone.means_CE, cosines_NC=seen.cosines_NC,
     )  # fmt: skip
 
 
@@ -271,4 +280,5 @@ def _join(parts: Sequence[HeldOut]) -> HeldOut:
         v0_NE=torch.cat([part.v0_NE for part in parts]),
         near_N=torch.cat([part.near_N for part in parts]),
         means_CE=parts[0].means_CE,
+        cosines_NC=torch.cat([part.cosines_NC for part in parts if part.cosines_NC is not None]),
     )

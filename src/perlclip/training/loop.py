@@ -207,8 +207,8 @@ def _trust(method: Method, state: ClassState, choice: Choice, held: HeldOut | No
         return None
     far = FarWords.of(method.backbone, state.classes)
     v0_NE = held.v0_NE.to(method.backbone.device)
-    found = held.answers(choice)
-    return Trust.of(choice.how, *found, held.labels_N, v0_NE, far, held.means_CE, held.near_N)
+    found, scores = held.answers(choice), held.scores(choice)
+    return Trust.of(choice.how, *found, held.labels_N, v0_NE, far, held.means_CE, held.near_N, scores)
 
 
 def _record(

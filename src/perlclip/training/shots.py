@@ -28,6 +28,7 @@ class Seen:
     features_NF: Tensor
     v_KNE: Tensor
     v0_NE: Tensor  # of the frozen CLIP
+    cosines_NC: Tensor  # the method's scores of each class, whatever the others are
     frozen: bool  # whether training does not change the features: they are the frozen CLIP's embeddings
 
     def ridge(self) -> Ridge:
@@ -44,11 +45,12 @@ def look_at(method: Method, images: ImageSet, state: ClassState, workers: int = 
         frozen = method.frozen(pixels)
         logits_KBC, v_KBE = method.look(frozen, state)
         v0_BE, f_BF = backbone.encode_image(frozen), features(FEATURES, v_KBE, method.image_steps)[-1]
-        one = (method.similarity(v0_BE, t0_CE), logits_KBC[-1], f_BF, v0_BE.float(), v_KBE.transpose(0, 1))
-        found.append([each.cpu() for each in one])
-    zero_NC, adapted_NC, features_NF, v0_NE, v_NKE = (torch.cat(parts) for parts in zip(*found, strict=True))
+        said = method.similarity(v0_BE, t0_CE), logits_KBC[-1], method.scores(logits_KBC, v_KBE, state)
+        found.append([each.cpu() for each in (*said, f_BF, v0_BE.float(), v_KBE.transpose(0, 1))])
+    joined = (torch.cat(parts) for parts in zip(*found, strict=True))
+    zero_NC, adapted_NC, cosines_NC, features_NF, v0_NE, v_NKE = joined
     return Seen(
         labels_N=torch.as_tensor([int(label) for label in images.labels]), zero_NC=zero_NC, adapted_NC=adapted_NC,
-        features_NF=features_NF, v_KNE=v_NKE.transpose(0, 1), v0_NE=v0_NE,
+        cosines_NC=cosines_NC, features_NF=features_NF, v_KNE=v_NKE.transpose(0, 1), v0_NE=v0_NE,
         frozen=features_NF.shape == v0_NE.shape and torch.equal(features_NF, v0_NE),
     )  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor
 from perlclip.errors import PerlclipError
 from perlclip.trust.calibration import Calibration, carried_temperature, fit_temperature
 from perlclip.trust.conformal import LabelSets
+from perlclip.trust.presence import Presence, Sigmoid
 from perlclip.trust.rejection import FarWords, Rejection, text_score
 
 REJECTS_BY = {
@@ -27,7 +28,7 @@ OTHER_CLASSES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """How sure answers may be: temperatures, scores to reject by, scores for sets of labels.
+    """How sure answers may be: temperatures, scores to reject by, scores for sets of labels, and for several labels.
 
     `how` the images were held out of what they are asked about: in a "rehearsal", "each left out", or "own images".
     """
@@ -37,15 +38,17 @@ class Trust:
     calibration: Calibration
     rejection: Rejection = field(repr=False)
     sets: LabelSets = field(repr=False)
+    presence: Presence | None = field(default=None, repr=False)  # not in adapters of earlier versions
 
     @classmethod
     def of(
         cls, how: str, logits_NC: Tensor, texts_NC: Tensor, labels_N: Tensor, v_NE: Tensor, far: FarWords | None,
-        means_CE: Tensor, near_N: Tensor,
+        means_CE: Tensor, near_N: Tensor, scores: tuple[Tensor, Tensor] | None = None,
     ) -> "Trust":  # fmt: skip
         """From the answers to images held out, those of the texts alone, their labels and frozen embeddings.
 
-        `means_CE` are the classes' mean embeddings, and `near_N` how near the images are to them.
+        `means_CE` are the classes' mean embeddings, and `near_N` how near the images are to them. `scores` are answers
+        and texts before any softmax.
         """
         temperature = fit_temperature(logits_NC, labels_N)
         p_NC = (logits_NC.double() / temperature).softmax(-1)
@@ -61,6 +64,8 @@ class Trust:
                 "words" if far else "probability", text_score(p_NC, far, v_NE).cpu(), near_N.cpu(), means_CE
             ),
             sets=LabelSets.of(p_NC, labels_N),
+            presence=scores
+            and Presence(answers=Sigmoid.fit(scores[0], labels_N), texts=Sigmoid.fit(scores[1], labels_N)),
         )
 
     def summary(self) -> dict[str, Any]:
@@ -83,6 +88,7 @@ class Trust:
             "calibration": self.calibration.as_json(),
             "rejection": self.rejection.as_json(),
             "sets": self.sets.as_json(),
+            **({"presence": self.presence.as_json()} if self.presence else {}),
         }
 
     @classmethod
@@ -97,6 +103,7 @@ class Trust:
             calibration=Calibration.from_json(data.get("calibration")),
             rejection=Rejection.from_json(data.get("rejection"), images),
             sets=LabelSets.from_json(data.get("sets"), images),
+            presence=Presence.from_json(data["presence"]) if "presence" in data else None,
         )
 
 
