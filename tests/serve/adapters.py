@@ -57,7 +57,7 @@ def random_adapter(backbone, kind: str, seed: int, *, trained: int | None = None
     points = (Point(0.0, 0.5, Policy(0.0, 0.0)), Point(2.0, 0.9, Policy(12.0, 4.0)))
     return Adapter(
         method=method, class_names=names, template="a photo of a {}.", head=made, trust=trust,
-        thresholds=Thresholds(chosen=points[1], frontier=points, views=1),
+        thresholds=Thresholds(chosen=points[1], frontier=points, views=1) if method.image_steps is not None else None,
     )  # fmt: skip
 
 

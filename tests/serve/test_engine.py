@@ -6,7 +6,7 @@ import torch
 from perlclip.errors import PerlclipError
 from perlclip.inference.classifier import Classifier
 from perlclip.serve import sheets
-from perlclip.serve.engine import Engine, Loaded, Row
+from perlclip.serve.engine import Engine, ImageRow, Loaded
 from perlclip.thinking.limits import clock
 from tests.common import random_pixels
 from tests.serve.adapters import ALONE, KINDS, random_adapter
@@ -31,6 +31,10 @@ def pixels(backbone):
     return list(random_pixels(backbone, 5))
 
 
+def row_of(view, one, wanted=None, **how):
+    return ImageRow(pixels=view, adapter=one, wanted=wanted or one.classifier.wanted(), **how)
+
+
 def alone(row, **how):
     """What `Classifier.predict` does, from the view on."""
     classifier = row.adapter.classifier
@@ -50,10 +54,7 @@ def test_only_those_that_must_are_asked_alone(loaded):
 
 
 def test_every_kind_in_one_batch_answers_as_alone(backbone, loaded, pixels):
-    rows = [
-        Row(pixels=pixels[i % 5], adapter=one, wanted=one.classifier.wanted(top_k=1 + i % 9))
-        for i, one in enumerate(loaded * 2)
-    ]
+    rows = [row_of(pixels[i % 5], one, one.classifier.wanted(top_k=1 + i % 9)) for i, one in enumerate(loaded * 2)]
     for row, found in zip(rows, Engine(backbone).answer(rows), strict=True):
         expected = alone(row)
         assert_same(found, expected)
@@ -66,7 +67,7 @@ def test_steps_thresholds_and_budgets_are_each_rows_own(backbone, loaded, pixels
     for i, one in enumerate(thinking * 2):
         how = [{"steps": 1}, {"steps": 0}, {"steps": "adaptive"}, {}][i % 4]
         wanted = one.classifier.wanted(top_k=2)
-        rows.append(Row(pixels=pixels[i % 5], adapter=one, wanted=wanted, **how))
+        rows.append(row_of(pixels[i % 5], one, wanted, **how))
     found = Engine(backbone).answer(rows)
     for row, one in zip(rows, found, strict=True):
         assert_same(one, alone(row))
@@ -74,20 +75,16 @@ def test_steps_thresholds_and_budgets_are_each_rows_own(backbone, loaded, pixels
     assert len(set(adaptive)) > 1  # some stop early, some do not
     # A budget is an adapter's, over all that it answers: three rows at 1 step each on average.
     adapter = next(one for one in thinking if one.name == "plain-0")
-    spending = [
-        Row(pixels=view, adapter=adapter, wanted=adapter.classifier.wanted(), max_mean_steps=1) for view in pixels
-    ]
+    spending = [row_of(view, adapter, max_mean_steps=1) for view in pixels]
     assert sum(one.steps for one in Engine(backbone).answer(spending)) <= 5
 
 
 def test_what_is_late_takes_no_more_steps(backbone, loaded, pixels):
     plain = [one for one in loaded if one.name.startswith(("plain", "rising"))]
     engine = Engine(backbone)
-    rows = [Row(pixels=pixels[0], adapter=one, wanted=one.classifier.wanted(), until=clock() - 1) for one in plain]
+    rows = [row_of(pixels[0], one, until=clock() - 1) for one in plain]
     assert {one.steps for one in engine.answer(rows)} == {0}
-    rows = [
-        Row(pixels=pixels[0], adapter=one, wanted=one.classifier.wanted(), steps=2, until=clock() + 99) for one in plain
-    ]
+    rows = [row_of(pixels[0], one, steps=2, until=clock() + 99) for one in plain]
     assert {one.steps for one in engine.answer(rows)} == {2}
 
 
@@ -96,7 +93,7 @@ def test_rejection_and_sets_are_those_of_the_adapter(backbone, loaded, pixels):
     for i, one in enumerate(loaded):
         coverage = None if one.name.endswith("2") else 0.9
         wanted = one.classifier.wanted(reject=True, reject_rate=0.3, coverage=coverage, sets=("lac", "raps")[i % 2])
-        rows.append(Row(pixels=pixels[i % 5], adapter=one, wanted=wanted))
+        rows.append(row_of(pixels[i % 5], one, wanted))
     found = Engine(backbone).answer(rows)
     for row, one in zip(rows, found, strict=True):
         assert_same(one, alone(row))
@@ -108,7 +105,7 @@ def test_one_image_through_many_adapters_has_one_base_pass(backbone, loaded, pix
     passes = []
     embed = backbone.vision.embed.forward
     monkeypatch.setattr(backbone.vision.embed, "forward", lambda x: (passes.append(len(x)), embed(x))[1])
-    Engine(backbone).answer([Row(pixels=pixels[0], adapter=one, wanted=one.classifier.wanted()) for one in mixed])
+    Engine(backbone).answer([row_of(pixels[0], one) for one in mixed])
     assert passes == [1]
 
 
@@ -118,9 +115,7 @@ def test_what_is_wrong_with_one_adapter_is_no_matter_of_the_others(backbone, loa
     with torch.no_grad():
         next(spoilt.method.parameters()).fill_(float("nan"))
     bad = Loaded.of("bad", Classifier(spoilt))
-    rows = [
-        Row(pixels=pixels[i], adapter=one, wanted=one.classifier.wanted()) for i, one in enumerate((good, bad, good))
-    ]
+    rows = [row_of(pixels[i], one) for i, one in enumerate((good, bad, good))]
     first, wrong, last = Engine(backbone).answer(rows)
     assert isinstance(wrong, PerlclipError) and "not a number" in str(wrong)
     assert_same(first, alone(rows[0]))
@@ -130,6 +125,6 @@ def test_what_is_wrong_with_one_adapter_is_no_matter_of_the_others(backbone, loa
 def test_what_cuda_does_with_many_lists_is_the_same(backbone, loaded, pixels, monkeypatch):
     monkeypatch.setattr(sheets, "GATHERED_ON", ("cpu",))
     monkeypatch.setattr(sheets, "ROOM", 2000)
-    rows = [Row(pixels=pixels[1], adapter=one, wanted=one.classifier.wanted(top_k=3)) for one in loaded if one.sheet]
+    rows = [row_of(pixels[1], one, one.classifier.wanted(top_k=3)) for one in loaded if one.sheet]
     for row, found in zip(rows, Engine(backbone).answer(rows), strict=True):
         assert_same(found, alone(row))

@@ -23,7 +23,7 @@ from perlclip.data.loading import Lost, fixed_views
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
-from perlclip.methods.base import Method
+from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
 from perlclip.progress import progress_bar
 from perlclip.text.classes import Classes, are_novel, check_class_names, class_keys
@@ -89,7 +89,7 @@ class _Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AnswerForm:
     """What an answer holds: so many labels, a threshold to reject below, the coverage and kind of its set."""
 
     top_k: int
@@ -388,15 +388,19 @@ class Classifier:
     def wanted(
         self, *, top_k: int = 1, reject: bool = False, reject_rate: float = RATE, coverage: float | None = None,
         sets: str = KIND,
-    ) -> Wanted:  # fmt: skip
+    ) -> AnswerForm:  # fmt: skip
         """What an answer is to hold, checked: can this classifier say it?"""
         if top_k < 1:
             raise PerlclipError(f"top_k must be at least 1, got {top_k}")
         threshold = self._threshold(reject_rate) if reject else None
-        return Wanted(min(top_k, len(self.class_names)), threshold, self._checked(coverage, sets), sets)
+        return AnswerForm(min(top_k, len(self.class_names)), threshold, self._checked(coverage, sets), sets)
+
+    def release_texts(self) -> None:
+        """Drop what belongs to the texts of its classes: for whoever keeps the class embeddings, and asks these."""
+        self._state = self.answering.state = ClassState(classes=self._state.classes, novel=self._state.novel)
 
     @torch.no_grad()
-    def answer(self, pixels: Tensor, wanted: Wanted, plan: Plan | None) -> list[Prediction]:
+    def answer(self, pixels: Tensor, wanted: AnswerForm, plan: Plan | None) -> list[Prediction]:
         """A batch of views."""
         pixels = pixels.to(self.method.backbone.device, non_blocking=True)
         logits_BC, steps, v_BE = self._answer(pixels, plan, wanted.threshold is not None)
@@ -419,7 +423,7 @@ class Classifier:
         )
 
     def judge(
-        self, p_BC: Tensor, v_BE: Tensor | None, wanted: Wanted
+        self, p_BC: Tensor, v_BE: Tensor | None, wanted: AnswerForm
     ) -> tuple[Sequence[bool | None], Sequence[tuple[str, ...] | None]]:
         """Whether each image is none of the classes, and its set of labels: as far as they are wanted."""
         nothing: list[None] = [None] * len(p_BC)
@@ -430,7 +434,7 @@ class Classifier:
             rejected = (self.trust.rejection.score(texts_B, v_BE, self._places) < wanted.threshold).tolist()
         return rejected, self._label_sets(p_BC, wanted) if wanted.coverage is not None else nothing
 
-    def _label_sets(self, p_BC: Tensor, wanted: Wanted) -> Sequence[tuple[str, ...] | None]:
+    def _label_sets(self, p_BC: Tensor, wanted: AnswerForm) -> Sequence[tuple[str, ...] | None]:
         """The names in each image's set, most probable first."""
         assert self.trust is not None and wanted.coverage is not None
         within_BC = self.trust.sets.of_images(p_BC, wanted.sets, wanted.coverage)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from perlclip.backbone import Backbone, FrozenImages
 from perlclip.errors import PerlclipError
-from perlclip.inference.classifier import Classifier, Prediction, Wanted
+from perlclip.inference.classifier import AnswerForm, Classifier, Prediction
 from perlclip.methods.perl import Perl, RowThink, Shape, Thinking
 from perlclip.serve.sheets import Sheet, Sheets
 from perlclip.thinking.limits import Budget, Pace, clock
@@ -52,7 +52,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ImageRow:
     """A view of an image (3, size, size), the adapter to ask, what is wanted of the answer, and how far to think.
 
     Rows with the very same `pixels` are one image. `until` is a moment of `clock` after which no step is begun.
@@ -60,7 +60,7 @@ class Row:
 
     pixels: Tensor = field(repr=False)
     adapter: Loaded
-    wanted: Wanted
+    wanted: AnswerForm
     steps: Steps = None
     max_mean_steps: float | None = None
     until: float | None = None
@@ -79,7 +79,7 @@ class Engine:
         self.pace = Pace()
 
     @torch.no_grad()
-    def answer(self, rows: Sequence[Row]) -> list[Prediction | PerlclipError]:
+    def answer(self, rows: Sequence[ImageRow]) -> list[Prediction | PerlclipError]:
         """In their order; what is wrong with one adapter is no matter of the others."""
         answers: list[Prediction | PerlclipError] = [PerlclipError("no answer")] * len(rows)
         mixed = [i for i, row in enumerate(rows) if row.adapter.sheet]
@@ -96,7 +96,7 @@ class Engine:
                 answers[i] = alone
         return answers
 
-    def _mixed(self, rows: Sequence[Row]) -> list[Prediction | PerlclipError]:
+    def _mixed(self, rows: Sequence[ImageRow]) -> list[Prediction | PerlclipError]:
         images: dict[int, int] = {}
         image_B = [images.setdefault(id(row.pixels), len(images)) for row in rows]
         views = {id(row.pixels): row.pixels for row in rows}
@@ -162,7 +162,7 @@ class Engine:
 class _Batch:
     """How far the rows of one shape think."""
 
-    def __init__(self, rows: Sequence[Row], plans: Sequence[Plan | None]) -> None:
+    def __init__(self, rows: Sequence[ImageRow], plans: Sequence[Plan | None]) -> None:
         self.rows = rows
         self.most = [plan.steps if plan else row.adapter.steps or 0 for row, plan in zip(rows, plans, strict=True)]
         self.policies: list[Policy] = [plan.policy if plan else ALL_STEPS for plan in plans]
@@ -214,7 +214,7 @@ def _step(thinking: Thinking, backbone: Backbone) -> tuple[Thinking, Tensor]:
     return thinking, backbone.vision.project(thinking.h_BD)
 
 
-def _projectors(rows: Sequence[Row]) -> Tensor:
+def _projectors(rows: Sequence[ImageRow]) -> Tensor:
     """Each row's own, (b, n, P): those of each adapter once, then by rows."""
     place: dict[int, int] = {}
     own: list[Tensor] = []
@@ -235,7 +235,7 @@ def _replaced(v_BE: Tensor, rows: Sequence[int], v_bE: Tensor) -> Tensor:
     return v_BE.index_copy(0, torch.tensor(rows, device=v_BE.device), v_bE)
 
 
-def _said(rows: Sequence[Row], v_KBE: Tensor, stops: Sequence[int]) -> list[Prediction | PerlclipError]:
+def _said(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> list[Prediction | PerlclipError]:
     """Embeddings to answers."""
     logits_BC = Sheets([sheet for row in rows if (sheet := row.adapter.sheet)]).answer(v_KBE, stops)
     temperature_B1 = torch.tensor([[row.adapter.classifier.temperature] for row in rows], device=logits_BC.device)
@@ -259,7 +259,7 @@ def _said(rows: Sequence[Row], v_KBE: Tensor, stops: Sequence[int]) -> list[Pred
     return answers
 
 
-def _alone(rows: Sequence[Row]) -> Sequence[Prediction | PerlclipError]:
+def _alone(rows: Sequence[ImageRow]) -> Sequence[Prediction | PerlclipError]:
     """Rows of one adapter that are asked for the same, by its own classifier."""
     row, classifier = rows[0], rows[0].adapter.classifier
     try:

@@ -13,6 +13,7 @@ import hmac
 import logging
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -82,10 +83,15 @@ class Limits:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        try:
-            return self.host == "localhost" or ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own, for itself alone."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def new_token() -> str:
@@ -121,6 +127,7 @@ class Guard:
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self.app, self.limits = app, limits
         self.requests = self.streams = self.held = 0
+        self.refused: Counter[int] = Counter()  # by status
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,8 +194,9 @@ class _Exchange:
                 return
             guard.admit(self.scope)
         except Refusal as refusal:
-            await refuse(refusal)(self.scope, self._receive, self.send)
+            await self._refuse(refusal)
             return
+        self.scope["perlclip.guard"] = guard
         counted = self.scope["path"] not in PROBES
         guard.requests += counted
         try:
@@ -209,8 +217,12 @@ class _Exchange:
             guard.streams -= self.streaming
             guard.held -= self.read
         if self.refusal and not self.started:
-            final, self.refusal = self.refusal, None
-            await refuse(final)(self.scope, self._receive, self.send)
+            await self._refuse(self.refusal)
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        self.refusal = None
+        self.guard.refused[refusal.status] += 1
+        await refuse(refusal)(self.scope, self._receive, self.send)
 
     async def receive(self) -> Message:
         """The body, piece by piece, as long as it is not too much."""
