@@ -6,6 +6,7 @@ import click
 import pytest
 
 import perlclip
+from perlclip.batch.job import Job
 from perlclip.cli import main
 from perlclip.data import ON_ERROR, survey, train_and_val
 from perlclip.inference.classifier import Classifier
@@ -23,6 +24,7 @@ PAIRS = [
         {"device", "dtype", "compile", "template", "backbone", "class_names", "head"},
     ),
     ("predict", Classifier.predict, {"top_k", "batch_size", "workers", "steps", "max_mean_steps", "max_ms"}),
+    ("predict", Job, {"embeddings", "decode", "shard_size", "executor", "address"}),
     ("predict", Classifier.predict, {"reject", "reject_rate", "coverage", "sets"}),
     ("eval", perlclip.load_adapter, {"device", "dtype", "backbone"}),
     ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile", "head"}),

@@ -47,6 +47,17 @@ class Preprocess:
         pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
 
+    def crop(self, image: Image.Image) -> np.ndarray:
+        """What `test_view` shows of an RGB image, still as bytes: (3, size, size), a quarter of the memory."""
+        made = self.processor(images=image, do_rescale=False, do_normalize=False, return_tensors="np")
+        view_3HW: np.ndarray = made["pixel_values"][0]
+        return view_3HW
+
+    def pixels(self, crops_B3HW: Tensor) -> Tensor:
+        """Of crops the numbers that `test_view` gives, to the bit."""
+        mean, std = (torch.tensor(each, device=crops_B3HW.device)[:, None, None] for each in (self.mean, self.std))
+        return (crops_B3HW.float() / self.scale - mean) / std
+
     def train_view(self, image: Image.Image, rng: random.Random, scale: tuple[float, float]) -> Tensor:
         """A random part of the image by area `scale` and aspect 3/4..4/3, resized; mirrored half of the time."""
         box = random_box(image.size, rng, scale)

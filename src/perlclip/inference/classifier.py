@@ -1,6 +1,7 @@
 """`Classifier`: images in, labels out."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -90,12 +91,18 @@ class _Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Of an answer: labels, a threshold to reject below, the coverage and kind of its set."""
+    """Of an answer: labels, a threshold to reject below, the coverage and kind of its set, the image's embedding."""
 
     top_k: int
     threshold: float | None
     coverage: float | None
     sets: str
+    embeddings: bool
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the frozen CLIP's embeddings are needed."""
+        return self.embeddings or self.threshold is not None
 
 
 class Classifier:
@@ -320,21 +327,47 @@ class Classifier:
         if top_k < 1 or batch_size < 1:
             raise PerlclipError(f"top_k and batch size must be at least 1, got {top_k} and {batch_size}")
         check_on_error(on_error)
+        found = self.predict_batches(
+            self._batches(images, batch_size, workers, on_error == "skip"), top_k=top_k, steps=steps,
+            max_mean_steps=max_mean_steps, max_ms=max_ms, reject=reject, reject_rate=reject_rate, coverage=coverage,
+            sets=sets,
+        )  # fmt: skip
+        for answers, _ in found:
+            yield from answers
+
+    def predict_batches(
+        self, batches: Iterable[tuple[Tensor, Lost]], *, top_k: int = 1, steps: Steps = None,
+        max_mean_steps: float | None = None, max_ms: float | None = None, reject: bool = False,
+        reject_rate: float = RATE, coverage: float | None = None, sets: str = KIND, embeddings: bool = False,
+        ahead: bool = False,
+    ) -> Iterator[tuple[list[Prediction | Unreadable], Tensor | None]]:  # fmt: skip
+        """Answers to batches of pixels, each with the images that are missing in it by their place among all.
+
+        With `embeddings`, also the frozen CLIP's of the pixels, (B, E). With `ahead`, the device is given the next
+        batch before the answers to this one are waited for.
+        """
+        if top_k < 1:
+            raise PerlclipError(f"top_k must be at least 1, got {top_k}")
         check_limits(max_mean_steps, max_ms)
         wanted = _Wanted(
             min(top_k, len(self.class_names)), self._threshold(reject_rate) if reject else None,
-            self._checked(coverage, sets), sets,
+            self._checked(coverage, sets), sets, embeddings,
         )  # fmt: skip
-        batches = self._batches(images, batch_size, workers, on_error == "skip")
+        remaining, waiting = iter(batches), deque[tuple[Callable[[], list[Prediction]], Tensor | None, Lost]]()
         while True:
             plan = self._plan(steps, max_mean_steps, max_ms)  # a deadline's clock starts here
-            batch = next(batches, None)
+            batch = next(remaining, None)
+            if batch is not None:
+                pixels, lost = batch
+                found = self._begin_batch(pixels, wanted, plan) if len(pixels) else (list[Prediction], None)
+                waiting.append((*found, lost))
+            while len(waiting) > (ahead and batch is not None):
+                finish, v_BE, lost = waiting.popleft()
+                some = finish()
+                answers = iter(some)
+                yield [lost[i] if i in lost else next(answers) for i in range(len(some) + len(lost))], v_BE
             if batch is None:
                 return
-            pixels, lost = batch
-            found = self._predict_batch(pixels, wanted, plan) if len(pixels) else []
-            answers = iter(found)
-            yield from (lost[i] if i in lost else next(answers) for i in range(len(found) + len(lost)))
 
     def _batches(
         self, images: Iterable[ImageSource], batch_size: int, workers: int, skip: bool
@@ -389,11 +422,20 @@ class Classifier:
         return coverage
 
     @torch.no_grad()
-    def _predict_batch(self, pixels: Tensor, wanted: _Wanted, plan: Plan | None) -> list[Prediction]:
+    def _begin_batch(
+        self, pixels: Tensor, wanted: _Wanted, plan: Plan | None
+    ) -> tuple[Callable[[], list[Prediction]], Tensor | None]:
+        """Have the device answer: what waits for its answers, and the embeddings, if either needs them."""
         pixels = pixels.to(self.method.backbone.device, non_blocking=True)
-        logits_BC, steps, v_BE = self._answer(pixels, plan, wanted.threshold is not None)
+        logits_BC, steps, v_BE = self._answer(pixels, plan, wanted.embedded)
         p_BC = (logits_BC / self.temperature).softmax(-1)
-        values_BT, indices_BT = (tensor.tolist() for tensor in p_BC.topk(wanted.top_k))
+        return partial(self._finish_batch, p_BC, p_BC.topk(wanted.top_k), steps, v_BE, wanted), v_BE
+
+    @torch.no_grad()
+    def _finish_batch(
+        self, p_BC: Tensor, best: Iterable[Tensor], steps: Sequence[int | None], v_BE: Tensor | None, wanted: _Wanted
+    ) -> list[Prediction]:
+        values_BT, indices_BT = (tensor.tolist() for tensor in best)
         if not all(isfinite(values[0]) for values in values_BT):
             raise PerlclipError("an answer is not a number: the adapter's weights are unusable in the backbone's dtype")
         tops = [
