@@ -130,7 +130,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @dataclass
-class _Slot(Generic[Tag]):
+class _Filling(Generic[Tag]):
     """A batch that is being filled."""
 
     place: int
@@ -144,7 +144,7 @@ class _Slot(Generic[Tag]):
 class _Task(Generic[Tag]):
     """A handful of images, and where in a slot their crops go."""
 
-    slot: _Slot[Tag]
+    slot: _Filling[Tag]
     places: list[int]
     sources: list[Source]
     tried: int = 0  # times that a process has died over it
@@ -179,21 +179,21 @@ class _Pool(Generic[Tag]):
         self.stopped = Event()
         self.items = _ahead(items, self.stopped)
         self.idle = deque(range(SLOTS))  # slots that nobody uses
-        self.order: deque[_Slot[Tag]] = deque()  # slots in work, in the order of their images
+        self.order: deque[_Filling[Tag]] = deque()  # slots in work, in the order of their images
         self.again: deque[_Task[Tag]] = deque()
-        self.results: Queue[_Slot[Tag] | BaseException | None] = Queue()
+        self.results: Queue[_Filling[Tag] | BaseException | None] = Queue()
         self.woken, self.wake = Pipe(duplex=False)
         self.thread = Thread(target=self._run, daemon=True)
         self.thread.start()
 
-    def ready(self) -> _Slot[Tag] | None:
+    def ready(self) -> _Filling[Tag] | None:
         """The next batch; None behind the last."""
         found = self.results.get()
         if isinstance(found, BaseException):
             raise found
         return found
 
-    def free(self, slot: _Slot[Tag]) -> None:
+    def free(self, slot: _Filling[Tag]) -> None:
         """A batch is done with."""
         self.idle.append(slot.place)
         self.wake.send_bytes(b"1")
@@ -255,7 +255,7 @@ class _Pool(Generic[Tag]):
         if slot is None:
             if not self.idle:
                 return None
-            slot = _Slot(self.idle.popleft())
+            slot = _Filling(self.idle.popleft())
             self.order.append(slot)
         places, sources = [], []
         for _ in range(min(HANDFUL, self.batch_size - len(slot.tags))):

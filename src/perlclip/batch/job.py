@@ -20,7 +20,7 @@ import numpy as np
 from perlclip.adapters.folder import read_info
 from perlclip.batch.decoders import Source, decoded
 from perlclip.batch.inputs import Piece, make_plan, read_piece
-from perlclip.batch.shards import Done, Shards, Writer, as_float16
+from perlclip.batch.shards import Shards, Writer, as_float16
 from perlclip.data.decoding import check_on_error
 from perlclip.data.images import Unreadable, file_size
 from perlclip.data.loading import Lost
@@ -130,11 +130,15 @@ class Labelled:
 
 
 class Tag(NamedTuple):
-    """An image of a job: its piece, its key, and whether it is the piece's last."""
+    """An image of a job: its piece and its place there, its key, and whether it is the piece's last."""
 
     piece: int
+    place: int
     key: str
     last: bool
+
+
+Item = tuple[Tag, Source]
 
 
 def predict_all(job: Job, stdin: IO[bytes] | None = None) -> Labelled:
@@ -204,10 +208,10 @@ class Work:
         """Pieces that are not complete."""
         return [piece for piece, done in enumerate(self.done) if not done.complete]
 
-    def items(self) -> Iterator[tuple[Tag, Source]]:
+    def items(self) -> Iterator[Item]:
         """Every image that has no row yet."""
         for piece in self.todo():
-            for tag, source in items_of(self.pieces[piece], piece, self.done[piece], self.listed):
+            for tag, source in items_of(self.pieces[piece], piece, self.listed, self.done[piece].images):
                 self.look(source)
                 yield tag, source
 
@@ -251,17 +255,17 @@ class Work:
         return Labelled(self.shards.folder, images, errors, self.added, time.monotonic() - self.began)
 
 
-def items_of(piece: Piece, number: int, done: Done, listed: Path) -> Iterator[tuple[Tag, Source]]:
-    """The images of a piece that have no row yet; the last one is known by nothing coming behind it."""
-    waiting: tuple[str, Source] | None = None
-    for place, found in enumerate(read_piece(piece, listed)):
-        if place < done.images:
-            continue
+def items_of(piece: Piece, number: int, listed: Path, start: int, stop: int | None = None) -> Iterator[Item]:
+    """The images of a piece from one place to another; the last of all is known by nothing coming behind it."""
+    waiting: tuple[Tag, Source] | None = None
+    for place, (key, source) in enumerate(read_piece(piece, listed)):
         if waiting is not None:
-            yield Tag(number, waiting[0], False), waiting[1]
-        waiting = found
+            yield waiting
+        if place == stop:
+            return
+        waiting = (Tag(number, place, key, False), source) if place >= start else None
     if waiting is not None:
-        yield Tag(number, waiting[0], True), waiting[1]
+        yield waiting[0]._replace(last=True), waiting[1]
 
 
 def _execute(job: Job) -> Callable[[Work], None]:
