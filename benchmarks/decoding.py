@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="openai/clip-vit-base-patch16")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--grid", type=int, default=4)
+    parser.add_argument("--only", default="", help="of the three kinds of photographs only this one")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -71,7 +72,9 @@ def main() -> None:
     classifier = perlclip.Classifier(perlclip.create_method("perl", backbone), names)
     preprocess, rows = backbone.preprocess, []
     for what, files in photographs(args.images, args.count, args.grid).items():
-        size = np.mean([len(file) for file in files]) / 1000
+        if args.only not in ("", what):
+            continue
+        size = sum(map(len, files)) / len(files) / 1000
         shape = read_image(files[0]).size
         exact: list = []
         for word, least in DECODE.items():
@@ -88,7 +91,7 @@ def main() -> None:
                 views.append(v_BE.float().cpu())
             v_BE = torch.cat(views)
             exact = exact or [answers, v_BE]
-            same = 100 * np.mean([a == b for a, b in zip(answers, exact[0], strict=True)])
+            same = 100 * sum(a == b for a, b in zip(answers, exact[0], strict=True)) / len(files)
             cosine = (v_BE * exact[1]).sum(-1)
             rows.append({
                 "photographs": what, "count": len(files), "first": f"{shape[0]}x{shape[1]}", "kB": size, "decode": word,
