@@ -20,7 +20,7 @@ from PIL import Image
 import perlclip
 from benchmarks.common import RESULTS, write_csv
 from perlclip.batch.decoders import crop_of
-from perlclip.batch.job import DECODE
+from perlclip.batch.work import DECODE
 from perlclip.data.images import NamedBytes, read_image
 
 

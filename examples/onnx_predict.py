@@ -31,14 +31,14 @@ def stacked(arrays):
 
 
 def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
+    e = np.exp(np.float64(x) - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
 
 
 def answer(a, logits, v):
     logits, v = logits[: a["steps"] + 1, : len(a["class_names"])], v[: a["steps"] + 1]
     mean = v.sum(0) / np.linalg.norm(v.sum(0))
-    text = np.log(a["readout"] @ softmax(logits) + 1e-30)
+    text = np.log(np.maximum(a["readout"] @ softmax(logits), 1e-300))
     return softmax(
         (a["text"] * text + a["weight"] @ v.ravel() + a["weight_mean"] @ mean + a["bias"]) / a["temperature"]
     )

@@ -14,8 +14,9 @@ from PIL import Image
 
 import perlclip
 from perlclip.batch.decoders import decoded
-from perlclip.batch.job import DECODE, Job, predict_all
+from perlclip.batch.job import predict_all
 from perlclip.batch.shards import answers
+from perlclip.batch.work import DECODE, Job
 from perlclip.data.images import Packed, read_image
 from tests.cli.test_cli import fails, run
 from tests.cli.test_vocabulary import PAIRS

@@ -6,7 +6,7 @@ import click
 import pytest
 
 import perlclip
-from perlclip.batch.job import Job
+from perlclip.batch.work import Job
 from perlclip.cli import main
 from perlclip.data import ON_ERROR, survey, train_and_val
 from perlclip.inference.classifier import Classifier

@@ -9,7 +9,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 
 from perlclip.batch.decoders import Crops, crop_of
 from perlclip.batch.inputs import Piece, source_of
-from perlclip.batch.job import BATCH, Job, Tag, Work, items_of
 from perlclip.batch.shards import as_float16
+from perlclip.batch.work import BATCH, Job, Tag, Work, items_of
 from perlclip.bench.executors.ray import cluster
 from perlclip.data.images import ImageSource, NamedBytes, Unreadable, content_of, image_name
 from perlclip.errors import PerlclipError, first_line
@@ -30,6 +30,7 @@ BLOCK = 2**24  # bytes that one task makes or takes: some hundred images
 READ = 256  # images of a list that a task reads
 
 Row = dict[str, Any]
+PLACES = tuple(field.name for field in fields(Tag))
 
 
 def execute(work: Work) -> None:
@@ -103,7 +104,7 @@ class _Read:
     def __call__(self, part: Row) -> Iterator[Row]:
         piece = self.pieces[part["piece"]]
         for tag, source in items_of(piece, part["piece"], self.listed, part["start"], part["stop"]):
-            yield {**tag._asdict(), "path": "", "content": b"", "error": "", **_told(source)}
+            yield {**asdict(tag), "path": "", "content": b"", "error": "", **_told(source)}
 
 
 def _told(source: ImageSource | Unreadable) -> Row:
@@ -132,7 +133,7 @@ class _Decode:
             view = crop_of(source_of(path, "") if source is None else source, self.crops, self.least)
             errors.append(view.reason if isinstance(view, Unreadable) else "")
             made.append(empty if isinstance(view, Unreadable) else view)
-        kept = {name: batch[name] for name in Tag._fields}
+        kept = {name: batch[name] for name in PLACES}
         return {**kept, "crop": np.stack(made), "error": np.array(errors, dtype=object)}
 
 
@@ -153,7 +154,7 @@ class _Answer:
         rows = [_row_of(answer) for answer in answers]
         for i, row in enumerate(rows):
             row["v"] = next(views).tobytes() if v is not None and i not in lost else None
-        columns: dict[str, Any] = {name: list(batch[name]) for name in Tag._fields}
+        columns: dict[str, Any] = {name: list(batch[name]) for name in PLACES}
         return columns | {name: [row[name] for row in rows] for name in rows[0]}
 
 

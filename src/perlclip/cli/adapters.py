@@ -125,7 +125,8 @@ def _given(name: str) -> bool:
 
 def _predict_all(adapter: Path, images: tuple[str, ...], out: Path) -> None:
     """A job by the words of the command line; what they don't say of processes and batches is the job's to choose."""
-    from perlclip.batch.job import Job, predict_all
+    from perlclip.batch.job import predict_all
+    from perlclip.batch.work import Job
 
     given = click.get_current_context().params
     said = {name: value for name, value in given.items() if name not in ("adapter", "images", "form", "out")}

@@ -108,8 +108,6 @@ def _finish(answering: Answering, steps: int, t_KCE: Tensor) -> dict[str, Tensor
             text *= head.share
         if trained:
             w_CF, bias_C = head.scale * answering.weight_TE.float().cpu(), head.scale * answering.bias_T.float().cpu()
-            order_C = answering.trained_T.argsort().cpu()
-            w_CF, bias_C = w_CF[order_C], bias_C[order_C]
             if head.features == "mean":
                 mean_CE = w_CF
             elif head.features == "all":
