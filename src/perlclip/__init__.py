@@ -41,7 +41,7 @@ _HOME = {
     "train_val": "data",
 }
 _PACKAGES = (
-    "adapters", "analysis", "backbone", "bench", "data", "inference", "labels", "methods", "reference", "report",
+    "adapters", "analysis", "backbone", "batch", "bench", "data", "export", "inference", "labels", "methods", "reference", "report",
     "text", "thinking", "training", "trust", "viz",
 )  # fmt: skip
 __all__ = [
