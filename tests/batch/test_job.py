@@ -17,10 +17,10 @@ from perlclip.batch.decoders import decoded
 from perlclip.batch.job import predict_all
 from perlclip.batch.shards import answers
 from perlclip.batch.work import DECODE, Job
-from perlclip.data.images import Packed, read_image
+from perlclip.data.images import Packed, Unreadable, read_image
 from tests.cli.test_cli import fails, run
 from tests.cli.test_vocabulary import PAIRS
-from tests.common import loud
+from tests.common import loud, random_pixels
 
 pytest.importorskip("pyarrow")
 NAMES = ("blue", "green grass", "red")
@@ -71,6 +71,16 @@ def test_rows_are_what_the_classifier_says(adapter, images, done):
         assert row["probability"] == pytest.approx(answer.probability, abs=1e-6)
         assert row["top_labels"] == [label for label, _ in answer.top]
         assert row["top_probabilities"] == pytest.approx([p for _, p in answer.top], abs=1e-6)
+
+
+def test_a_device_that_is_given_the_next_batch_early_answers_the_same(adapter, backbone):
+    classifier = perlclip.Classifier.from_pretrained(adapter, backbone=backbone)
+    lost = {0: Unreadable("a", "b")}
+    batches = [(random_pixels(backbone, n), lost if n < 3 else {}) for n in (3, 1, 2)] + [(torch.empty(0), lost)]
+    found = [[*classifier.predict_batches(batches, embeddings=True, ahead=ahead)] for ahead in (False, True)]
+    assert [each for each, _ in found[0]] == [each for each, _ in found[1]]
+    assert [len(each) for each, _ in found[0]] == [3, 2, 3, 1] and found[0][1][0][0] is lost[0]
+    assert [v is None for _, v in found[1]] == [False, False, False, True]
 
 
 def test_crops_are_the_pixels_of_the_test_view_to_the_bit(any_backbone, tree):
@@ -190,7 +200,7 @@ def test_a_folder_holds_one_job(adapter, images, done, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(perlclip.PerlclipError, match="is not an image"):
         predict_all(job(adapter, images, out, on_error="stop"))
-    assert len(list(answers(out))) == 5, "the shard before it"
+    assert len(list(answers(out))) == 6, "all before it, though the second shard is not full"
     with pytest.raises(perlclip.PerlclipError, match="holds a job with top_k 2, not 3"):
         predict_all(job(adapter, images, out, top_k=3))
     other = tmp_path / "adapter"
@@ -200,7 +210,7 @@ def test_a_folder_holds_one_job(adapter, images, done, tmp_path):
         predict_all(job(other, images, out))
     (images / "late.png").write_bytes((images / "00.png").read_bytes())
     try:
-        assert predict_all(job(adapter, images, out, workers=1, batch_size=3)).added == 8, "as it was when it began"
+        assert predict_all(job(adapter, images, out, workers=1, batch_size=3)).added == 7, "as it was when it began"
     finally:
         (images / "late.png").unlink()
     assert same(list(answers(out)), done)

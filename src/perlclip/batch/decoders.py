@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe, wait
-from queue import Empty, Queue
-from threading import Event, Thread
+from queue import Empty, Full, Queue
+from threading import BoundedSemaphore, Event, Thread
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -28,11 +28,14 @@ from torch import Tensor
 
 from perlclip.data.images import ImageSource, Unreadable, image_name, try_image
 from perlclip.data.loading import Lost
+from perlclip.files import MIB
 
 SLOTS = 4  # one on the device, the others being filled
 HANDFUL = 8  # images that a process is given at once
 PENDING = 2  # handfuls that it has: one in work, one to go on with
 AHEAD = 256  # images whose bytes or paths are read before they are wanted
+HELD = 512  # MiB of them: twice the largest image
+PATIENCE = 0.2  # seconds after which who waits looks whether it is over
 ALIVE = 2.0  # seconds after which a process looks whether its parent still is
 DIED = "the process that decoded image {} died, twice"
 
@@ -70,9 +73,10 @@ def decoded(
         yield from _here(items, crops, batch_size, device, least)
         return
     pool: _Pool[Tag] = _Pool(items, crops, batch_size, workers, least, pinned=device.type == "cuda")
+    copying = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     try:
         while (slot := pool.ready()) is not None:
-            x_B3HW, copied = _sent(pool.crops_SB3HW[slot.place, : len(slot.tags)], device)
+            x_B3HW, copied = _sent(pool.crops_SB3HW[slot.place, : len(slot.tags)], device, copying)
             kept = [i for i in range(len(slot.tags)) if i not in slot.lost]
             if len(kept) < len(slot.tags):
                 x_B3HW = x_B3HW[torch.tensor(kept, dtype=torch.long, device=device)]
@@ -108,11 +112,10 @@ def _here(
         yield Decoded([tag for tag, _ in batch], crops.pixels(stacked.to(device)), lost)
 
 
-def _sent(x_B3HW: Tensor, device: torch.device) -> tuple[Tensor, Any]:
+def _sent(x_B3HW: Tensor, device: torch.device, copying: torch.cuda.Stream | None) -> tuple[Tensor, Any]:
     """A slot's bytes on the device, and when they are all there, if that is later."""
-    if device.type != "cuda":
+    if copying is None:
         return x_B3HW.to(device), None
-    copying = _stream(device)
     with torch.cuda.stream(copying):
         moved = x_B3HW.to(device, non_blocking=True)
         copied = copying.record_event()
@@ -120,10 +123,6 @@ def _sent(x_B3HW: Tensor, device: torch.device) -> tuple[Tensor, Any]:
     here.wait_event(copied)
     moved.record_stream(here)
     return moved, copied
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # from a pool of torch's own
 
 
 # ---- in the process that has the device ----
@@ -147,7 +146,11 @@ class _Task(Generic[Tag]):
     slot: _Filling[Tag]
     places: list[int]
     sources: list[Source]
-    tried: int = 0  # times that a process has died over it
+    alone: bool = False  # an image over which a process has died
+
+    def part(self, chosen: Sequence[int], *, alone: bool = False) -> "_Task[Tag]":
+        """Some of them."""
+        return _Task(self.slot, [self.places[i] for i in chosen], [self.sources[i] for i in chosen], alone)
 
 
 class _Worker(Generic[Tag]):
@@ -236,9 +239,7 @@ class _Pool(Generic[Tag]):
 
     def _give(self) -> None:
         """Something to do for every process that has less than it should, the idlest first."""
-        while worker := min(
-            (w for w in self.workers if len(w.tasks) < PENDING), key=lambda w: len(w.tasks), default=None
-        ):
+        while len((worker := min(self.workers, key=lambda each: len(each.tasks))).tasks) < PENDING:
             task = self.again.popleft() if self.again else self._next()
             if task is None:
                 return
@@ -287,71 +288,67 @@ class _Pool(Generic[Tag]):
         task.slot.left -= len(task.places)
 
     def _replace(self, worker: _Worker[Tag]) -> None:
-        """A process has died: what it has not done is done by others, the image that it was at alone."""
+        """A process has died: others do what it was given, and the image that it was at is tried once more, alone."""
         worker.connection.close()
         worker.process.join()
         self.workers[self.workers.index(worker)] = self._start()
         for n, task in enumerate(worker.tasks):
-            done = [bool(self.done_SB[task.slot.place, place]) for place in task.places]
-            first = done.index(False) if n == 0 and not all(done) else None
-            if n == 0 and task.tried and first is not None:  # it was alone, and has done so again
-                name = image_name(_named(task.sources[first]))
-                task.slot.lost[task.places[first]] = Unreadable(name, DIED.format(name))
+            undone = [i for i, place in enumerate(task.places) if not self.done_SB[task.slot.place, place]]
+            if n or not undone:  # it was at another task, or had no time to say what it has done
+                self.again.append(task)
+            elif task.alone:
+                name = image_name(task.sources[0])
+                task.slot.lost[task.places[0]] = Unreadable(name, DIED.format(name))
                 task.slot.left -= 1
-                rest = range(first + 1, len(task.places))
-                parts: Sequence[Sequence[int]] = [rest]
             else:
-                parts = (
-                    [range(len(task.places))]
-                    if first is None
-                    else [[first], [i for i in range(len(done)) if i != first]]
-                )
-            for part in parts:
-                if part:
-                    again = _Task(task.slot, [task.places[i] for i in part], [task.sources[i] for i in part])
-                    again.tried = int(first is not None and list(part) == [first])
-                    self.again.append(again)
-
-
-def _named(source: Source) -> Any:
-    return source.image if isinstance(source, Unreadable) else source
+                rest = [i for i in range(len(task.places)) if i != undone[0]]
+                self.again.append(task.part(undone[:1], alone=True))
+                self.again.extend([task.part(rest)] if rest else [])
 
 
 def _ahead(items: Iterable[tuple[Tag, Source]], stopped: Event) -> Iterator[tuple[Tag, Source]] | None:
     """The same, read by a thread before they are wanted: an address or a disk is waited for while others decode."""
     queue: Queue[Any] = Queue(AHEAD)
-    end = object()
+    end, room = object(), BoundedSemaphore(HELD)
 
     def read() -> None:
         remaining = iter(items)
-        while not stopped.is_set():
+        item: Any = None
+        while not stopped.is_set() and item is not end and not isinstance(item, BaseException):
             try:
-                item: Any = next(remaining, end)
+                item = next(remaining, end)
             except BaseException as error:
                 item = error
+            for _ in range(_mebibytes(item)):
+                while not room.acquire(timeout=PATIENCE) and not stopped.is_set():
+                    pass
             while not stopped.is_set():
-                try:
-                    queue.put(item, timeout=0.2)
+                with suppress(Full):
+                    queue.put(item, timeout=PATIENCE)
                     break
-                except Exception:
-                    continue
-            if item is end or isinstance(item, BaseException):
-                return
 
     def give() -> Iterator[tuple[Tag, Source]]:
         while not stopped.is_set():
             try:
-                item = queue.get(timeout=0.2)
+                item = queue.get(timeout=PATIENCE)
             except Empty:
                 continue
-            if item is end:
-                return
             if isinstance(item, BaseException):
                 raise item
+            if item is end:
+                return
+            if count := _mebibytes(item):
+                room.release(count)
             yield item
 
     Thread(target=read, daemon=True).start()
     return give()
+
+
+def _mebibytes(item: Any) -> int:
+    """Of an image whose bytes are held; small ones are counted by their number."""
+    held = item[1] if isinstance(item, tuple) else None
+    return len(held) // MIB if isinstance(held, bytes) else 0
 
 
 def _shared(shape: Sequence[int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -28,8 +29,13 @@ def predict_all(job: Job, stdin: IO[bytes] | None = None) -> Labelled:
         pieces = pieces_of(out, asked, job, stdin)
         work = Work(job, out, pieces)
         if not all(done.complete for done in work.done):
-            with work.running():
-                _execute(job)(work)
+            try:
+                with work.running():
+                    _execute(job)(work)
+            except BaseException:  # Ctrl-C, SIGTERM, a disk or a cluster that is gone: what was answered is kept
+                with suppress(PerlclipError):
+                    work.flush()
+                raise
         return work.labelled()
 
 

@@ -80,46 +80,56 @@ class Done:
 
 
 @dataclass
-class Writer:
-    """Rows of one piece; a shard is written when it is full and more rows come, or at the end."""
+class _Open:
+    """A shard that is not written yet."""
 
-    shards: Shards
-    piece: int
     part: int
-    width: int  # of embeddings; 0 without them
     rows: list[dict[str, Any]] = field(default_factory=list)
     views: list[np.ndarray] = field(default_factory=list)
+    last: bool = False
+
+    def errors(self) -> int:
+        return sum(row["error"] is not None for row in self.rows)
+
+
+class Writer:
+    """Rows of one piece; a shard is written when it is full and more rows come, or at the end.
+
+    What is open is one object, so that an interrupt at any moment finds it before or after a shard.
+    """
+
+    def __init__(self, shards: Shards, piece: int, part: int, width: int) -> None:
+        self.shards, self.piece, self.width = shards, piece, width  # the width of embeddings; 0 without them
+        self.open = _Open(part)
 
     def add(self, key: str, answer: Prediction | Unreadable, v_E: np.ndarray | None, *, last: bool) -> None:
         """A row, and the image's embedding if there is one; behind the last of a piece nothing comes."""
-        if len(self.rows) == self.shards.size:
-            self._write(last=False)
-        self.rows.append(_row(key, answer, self.shards.columns))
+        if len(self.open.rows) == self.shards.size:
+            self.flush()
         if v_E is not None:
-            self.views.append(v_E)
+            self.open.views.append(v_E)
+        self.open.rows.append(_row(key, answer, self.shards.columns))
+        self.open.last = last
         if last:
-            self._write(last=True)
+            self.flush()
 
-    def _write(self, *, last: bool) -> None:
-        errors = sum(row["error"] is not None for row in self.rows)
-        files: dict[Path, bytes] = {}
+    def flush(self) -> None:
+        """Write what there is; more rows of the piece may follow in another shard."""
+        shard, files = self.open, dict[Path, bytes]()
+        if not shard.rows:
+            return
         if self.width:
-            vectors, about = self.shards.beside(self.piece, self.part)
+            vectors, about = self.shards.beside(self.piece, shard.part)
+            read = [row for row in shard.rows if row["error"] is None]
+            views = shard.views[: len(read)]  # an interrupt may have come between a view and its row
             buffer = io.BytesIO()
-            np.save(
-                buffer,
-                np.stack(self.views) if self.views else np.zeros((0, self.width), np.float16),
-                allow_pickle=False,
-            )
-            read = [row for row in self.rows if row["error"] is None]
+            np.save(buffer, np.stack(views) if views else np.zeros((0, self.width), np.float16), allow_pickle=False)
             files[vectors] = buffer.getvalue()
             files[about] = _parquet([_about(row) for row in read], _schema(METADATA), {})
-        content = _parquet(self.rows, _schema((*COLUMNS, *self.shards.columns, "error")), {
-            LAST: str(int(last)).encode(), b"perlclip.errors": str(errors).encode(),
-        })  # fmt: skip
-        write_files({**files, self.shards.predictions(self.piece, self.part): content})
-        self.part += 1
-        self.rows, self.views = [], []
+        said = {LAST: str(int(shard.last)).encode(), b"perlclip.errors": str(shard.errors()).encode()}
+        content = _parquet(shard.rows, _schema((*COLUMNS, *self.shards.columns, "error")), said)
+        write_files({**files, self.shards.predictions(self.piece, shard.part): content})
+        self.open = _Open(shard.part + 1)
 
 
 COLUMNS = ("key", "label", "probability", "top_labels", "top_probabilities", "steps")

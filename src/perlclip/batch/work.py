@@ -175,7 +175,7 @@ class Work:
         self.shards = Shards(out, max(5, len(str(len(pieces) - 1))), job.shard_size, more)
         self.done = [self.shards.done(piece) for piece in range(len(pieces))]
         self.before = sum(done.images for done in self.done)
-        self.began, self.width = time.monotonic(), 0
+        self.began, self.estimated, self.width = time.monotonic(), 0.0, 0
         self.added, self.seen, self.seen_bytes = 0, 0, 0
         self.writers: dict[int, Writer] = {}
         self.bar = Bar()
@@ -220,7 +220,16 @@ class Work:
                 del self.writers[tag.piece]
         self.added += len(tags)
         rate = self.added / max(time.monotonic() - self.began, 1e-9)
-        self.bar(len(tags), f"{rate:,.1f} images/s" if rate < 100 else f"{rate:,.0f} images/s", self.total())
+        now = time.monotonic()
+        again = now - self.estimated > 1  # of very many pieces it takes a moment
+        self.estimated = now if again else self.estimated
+        note = f"{rate:,.1f} images/s" if rate < 100 else f"{rate:,.0f} images/s"
+        self.bar(len(tags), note, self.total() if again else None)
+
+    def flush(self) -> None:
+        """Write what there is of shards that are not full: it is over before its time."""
+        for writer in self.writers.values():
+            writer.flush()
 
     def total(self) -> int:
         """Images of the job; those of archives that are not read yet are estimated by their size."""

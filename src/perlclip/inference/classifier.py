@@ -343,8 +343,8 @@ class Classifier:
     ) -> Iterator[tuple[list[Prediction | Unreadable], Tensor | None]]:  # fmt: skip
         """Answers to batches of pixels, each with the images that are missing in it by their place among all.
 
-        With `embeddings`, also the frozen CLIP's of the pixels, (B, E). With `ahead`, the device is given the next
-        batch before the answers to this one are waited for.
+        With `embeddings`, also the frozen CLIP's of the pixels, (B, E), on the CPU. With `ahead`, the device is given
+        the next batch before the answers to this one are waited for.
         """
         if top_k < 1:
             raise PerlclipError(f"top_k must be at least 1, got {top_k}")
@@ -425,17 +425,27 @@ class Classifier:
     def _begin_batch(
         self, pixels: Tensor, wanted: _Wanted, plan: Plan | None
     ) -> tuple[Callable[[], list[Prediction]], Tensor | None]:
-        """Have the device answer: what waits for its answers, and the embeddings, if either needs them."""
-        pixels = pixels.to(self.method.backbone.device, non_blocking=True)
-        logits_BC, steps, v_BE = self._answer(pixels, plan, wanted.embedded)
+        """Have the device answer: what waits for its answers, and embeddings on the CPU, there when it has waited."""
+        device = self.method.backbone.device
+        logits_BC, steps, v_BE = self._answer(pixels.to(device, non_blocking=True), plan, wanted.embedded)
         p_BC = (logits_BC / self.temperature).softmax(-1)
-        return partial(self._finish_batch, p_BC, p_BC.topk(wanted.top_k), steps, v_BE, wanted), v_BE
+        kept = [*p_BC.topk(wanted.top_k), *([v_BE] if wanted.embeddings and v_BE is not None else [])]
+        arrived = None
+        if device.type == "cuda":  # so that nothing that is given to the device later is waited for
+            kept = [tensor.to("cpu", non_blocking=True) for tensor in kept]
+            arrived = torch.cuda.current_stream(device).record_event()
+        values_BT, indices_BT, *views = (tensor.cpu() for tensor in kept)
+        finish = partial(self._finish_batch, p_BC, values_BT, indices_BT, arrived, steps, v_BE, wanted)
+        return finish, views[0] if views else None
 
     @torch.no_grad()
     def _finish_batch(
-        self, p_BC: Tensor, best: Iterable[Tensor], steps: Sequence[int | None], v_BE: Tensor | None, wanted: _Wanted
-    ) -> list[Prediction]:
-        values_BT, indices_BT = (tensor.tolist() for tensor in best)
+        self, p_BC: Tensor, best_BT: Tensor, which_BT: Tensor, arrived: torch.cuda.Event | None,
+        steps: Sequence[int | None], v_BE: Tensor | None, wanted: _Wanted,
+    ) -> list[Prediction]:  # fmt: skip
+        if arrived is not None:
+            arrived.synchronize()
+        values_BT, indices_BT = best_BT.tolist(), which_BT.tolist()
         if not all(isfinite(values[0]) for values in values_BT):
             raise PerlclipError("an answer is not a number: the adapter's weights are unusable in the backbone's dtype")
         tops = [
