@@ -17,6 +17,7 @@ from perlclip.batch.decoders import decoded
 from perlclip.batch.job import predict_all
 from perlclip.batch.shards import answers
 from perlclip.batch.work import DECODE, Job
+from perlclip.data import images as images_module
 from perlclip.data.images import Packed, Unreadable, read_image
 from tests.cli.test_cli import fails, run
 from tests.cli.test_vocabulary import PAIRS
@@ -226,6 +227,29 @@ def test_large_jpegs_may_be_decoded_at_the_scale_that_is_needed(backbone, tmp_pa
     assert sides == {"exact": 400, "half": 100, "fast": 50} and size == 32
     crops = [backbone.preprocess.crop(read_image(tmp_path / "large.jpg", least)).astype(int) for least in (0, 32)]
     assert 0 < np.abs(crops[0] - crops[1]).mean() < 8
+
+
+def test_the_quicker_decoder_gives_the_same_pixels(tmp_path, monkeypatch):
+    """Of every kind of JPEG; what it cannot read is Pillow's to judge."""
+    pytest.importorskip("simplejpeg")
+    noise = np.random.default_rng(0).integers(0, 255, (9, 11, 3), np.uint8)
+    picture = Image.fromarray(noise).resize((111, 87), Image.Resampling.BICUBIC)
+    turned = Image.Exif()
+    turned[0x112] = 6
+    kinds = {name: (picture, {}) for name in ("plain", "fine", "steps", "turned", "grey", "print")}
+    kinds["fine"], kinds["steps"] = (picture, dict(subsampling=0, quality=97)), (picture, dict(progressive=True))
+    kinds["turned"], kinds["grey"] = (picture, dict(exif=turned)), (picture.convert("L"), {})
+    kinds["print"] = (picture.convert("CMYK"), {})
+    for name, (image, options) in kinds.items():
+        image.save(tmp_path / f"{name}.jpg", **options)
+    found = {name: np.asarray(read_image(tmp_path / f"{name}.jpg")) for name in kinds}
+    assert images_module._turbo() is not None and found["turned"].shape == (111, 87, 3)
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "plain.jpg").read_bytes()[:-400])
+    with pytest.raises(perlclip.PerlclipError, match="damaged"):
+        read_image(tmp_path / "cut.jpg")
+    monkeypatch.setattr(images_module, "_turbo", lambda: None)
+    for name in kinds:
+        assert np.array_equal(found[name], np.asarray(read_image(tmp_path / f"{name}.jpg")))
 
 
 def test_the_command_writes_a_job_to_a_name_without_an_ending(adapter, images, done, tmp_path):
