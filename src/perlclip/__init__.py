@@ -41,8 +41,8 @@ _HOME = {
     "train_val": "data",
 }
 _PACKAGES = (
-    "adapters", "analysis", "backbone", "bench", "data", "inference", "labels", "methods", "reference", "report",
-    "text", "thinking", "training", "trust", "viz",
+    "adapters", "analysis", "backbone", "batch", "bench", "data", "export", "inference", "labels", "methods",
+    "reference", "report", "text", "thinking", "training", "trust", "viz",
 )  # fmt: skip
 __all__ = [
     "Adapter",

@@ -15,12 +15,13 @@ FIRST, LONGEST = 10.0, 300.0  # seconds between two lines of a log
 class Bar:
     """A bar that can be advanced; without a drawing behind it, it does nothing."""
 
-    def __init__(self, advance: Callable[[int, str], None] | None = None) -> None:
+    def __init__(self, advance: Callable[[int, str, int | None], None] | None = None) -> None:
         self._advance = advance
 
-    def __call__(self, amount: int = 1, note: str = "") -> None:
+    def __call__(self, amount: int = 1, note: str = "", total: int | None = None) -> None:
+        """So much is done; `total` is for who knows better now how much there is."""
         if self._advance:
-            self._advance(amount, note)
+            self._advance(amount, note, total)
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def _drawn(title: str, total: int, done: int) -> Iterator[Bar]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=total, completed=done, note="")
-        yield Bar(lambda amount, note: progress.update(task, advance=amount, note=note))
+        yield Bar(lambda amount, note, total: progress.update(task, advance=amount, note=note, total=total))
 
 
 class _Lines:
@@ -62,8 +63,9 @@ class _Lines:
         self.started = self.said = time.monotonic()
         self.pause = FIRST
 
-    def advance(self, amount: int, note: str) -> None:
+    def advance(self, amount: int, note: str, total: int | None) -> None:
         self.done += amount
+        self.total = self.total if total is None else total
         now = time.monotonic()
         if now - self.said < self.pause or self.done >= self.total:
             return

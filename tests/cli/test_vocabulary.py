@@ -6,8 +6,11 @@ import click
 import pytest
 
 import perlclip
+from perlclip.batch.work import Job
 from perlclip.cli import main
 from perlclip.data import ON_ERROR, survey, train_and_val
+from perlclip.export.adapter_arrays import export_adapter
+from perlclip.export.onnx_graph import export_backbone
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.registry import default_recipe
 from tests.cli.test_cli import run
@@ -23,7 +26,10 @@ PAIRS = [
         {"device", "dtype", "compile", "template", "backbone", "class_names", "head"},
     ),
     ("predict", Classifier.predict, {"top_k", "batch_size", "workers", "steps", "max_mean_steps", "max_ms"}),
+    ("predict", Job, {"embeddings", "decode", "shard_size", "executor", "address"}),
     ("predict", Classifier.predict, {"reject", "reject_rate", "coverage", "sets", "multi_label"}),
+    ("export", export_backbone, {"steps", "depth", "int8"}),
+    ("export", export_adapter, {"class_names", "template", "head"}),
     ("eval", perlclip.load_adapter, {"device", "dtype", "backbone"}),
     ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile", "head"}),
     ("check", perlclip.check, {"batch_size", "workers"}),

@@ -47,6 +47,29 @@ class Preprocess:
         pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
         return pixels
 
+    def crop(self, image: Image.Image) -> np.ndarray:
+        """What `test_view` shows of an RGB image, still as bytes: (3, size, size), a quarter of the memory.
+
+        Resizing the shorter side and cropping the middle, CLIP's way, is done here as its processor does it, without
+        the copies that this makes of the whole image.
+        """
+        processor, size = self.processor, self.size
+        edge = processor.size.get("shortest_edge") if processor.do_resize and processor.do_center_crop else None
+        if edge is None or edge < size:
+            made = processor(images=image, do_rescale=False, do_normalize=False, return_tensors="np")
+            view_3HW: np.ndarray = made["pixel_values"][0]
+            return view_3HW
+        short = min(image.size)
+        width, height = (edge if side == short else int(edge * side / short) for side in image.size)
+        left, top = (width - size) // 2, (height - size) // 2
+        resized = image.resize((width, height), Image.Resampling(self.resample))
+        return np.asarray(resized.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
+
+    def pixels(self, crops_B3HW: Tensor) -> Tensor:
+        """Of crops the numbers that `test_view` gives, to the bit."""
+        mean, std = (torch.tensor(each, device=crops_B3HW.device)[:, None, None] for each in (self.mean, self.std))
+        return (crops_B3HW.float() / self.scale - mean) / std
+
     def train_view(self, image: Image.Image, rng: random.Random, scale: tuple[float, float]) -> Tensor:
         """A random part of the image by area `scale` and aspect 3/4..4/3, resized; mirrored half of the time."""
         box = random_box(image.size, rng, scale)

@@ -1,5 +1,5 @@
-"""The command line: `perlclip fit | set-thresholds | calibrate | predict | eval | check | suggest | methods | inspect |
-demo | bench | data | report | explain | analyze | serve`.
+"""The command line: `perlclip fit | set-thresholds | calibrate | predict | eval | check | suggest | export | methods |
+inspect | demo | bench | data | report | explain | analyze | serve`.
 
 Only `click` is imported here and in the commands' modules at the top, so that `--help` answers at once. Errors of the
 user's are one sentence and exit code 1, wrong usage is 2, Ctrl-C is 130, SIGTERM 143; `--debug` shows the traceback.
@@ -19,6 +19,7 @@ import click
 
 import perlclip
 from perlclip.cli.adapters import eval_, inspect, methods, predict
+from perlclip.cli.exporting import export
 from perlclip.cli.labelling import check, suggest
 from perlclip.cli.look import analyze, explain
 from perlclip.cli.research import bench, data, demo, report
@@ -110,20 +111,9 @@ PLUGIN = click.Option(
     help="Module or .py file with methods of your own; may be repeated.",
 )  # fmt: skip
 for command in (
-    fit,
-    set_thresholds,
-    calibrate,
-    predict,
-    eval_,
-    check,
-    suggest,
-    methods,
-    bench,
-    explain,
-    analyze,
-    serve,
-):
+    fit, set_thresholds, calibrate, predict, eval_, check, suggest, export, methods, bench, explain, analyze, serve,
+):  # fmt: skip
     command.params.append(PLUGIN)
-MAKING, USING = (fit, set_thresholds, calibrate), (predict, eval_, inspect, check, suggest, serve)
+MAKING, USING = (fit, set_thresholds, calibrate), (predict, eval_, inspect, check, suggest, export, serve)
 for command in (*MAKING, *USING, methods, bench, data, report, demo, explain, analyze):
     main.add_command(command)

@@ -13,6 +13,7 @@ import perlclip
 from perlclip.cli.common import (
     CLASS_NAMES,
     FOLDER,
+    NATURAL,
     ON_ERROR,
     POSITIVE,
     SHARE,
@@ -39,10 +40,15 @@ PAIRS = 10  # of the most confused, on the screen
 @click.option("--top-k", type=POSITIVE, default=1, help="Labels for each image.")
 @click.option("--json", "form", flag_value="json", help="One JSON object a line.")
 @click.option("--csv", "form", flag_value="csv", help="CSV: image,rank,label,probability, and what is asked for.")
-@click.option("--out", type=FOLDER, metavar="FILE", help="Write to FILE.csv, .jsonl or .parquet, whole or not at all.")
+@click.option(
+    "--out",
+    type=FOLDER,
+    metavar="FILE|DIR",
+    help="Write to FILE.csv, .jsonl or .parquet, whole or not at all; or, without an ending, a job's shards to DIR.",
+)
 @ON_ERROR
 @options("class-names", "template", "backbone")
-@click.option("--batch-size", type=POSITIVE, default=32)
+@click.option("--batch-size", type=POSITIVE, default=32, help="Images at once; 256 for a job on CUDA.")
 @options("steps", "max-mean-steps", "head")
 @click.option("--max-ms", type=float, metavar="X", help="Milliseconds for a batch; its base pass is always made.")
 @click.option("--reject", is_flag=True, help="Say which images are none of the classes.")
@@ -50,19 +56,43 @@ PAIRS = 10  # of the most confused, on the screen
 @click.option("--coverage", type=SHARE, metavar="X", help="A set of labels that holds the right one so often: 0.9.")
 @click.option("--sets", type=click.Choice(["lac", "raps"]), default="lac", help="The smallest sets, or adaptive ones.")
 @click.option("--multi-label", is_flag=True, help="Each class by itself: an image may have several labels, or none.")
-@options("device", "dtype", "compile", "workers")
+@options("device", "dtype", "compile")
+@click.option("--workers", type=NATURAL, default=0, help="Processes that decode images; a job has one a processor.")
+@click.option("--embeddings", is_flag=True, help="Of a job: also the frozen CLIP's image embeddings, as img_emb_N.npy.")
+@click.option(
+    "--decode",
+    type=click.Choice(["exact", "half", "fast"]),
+    default="exact",
+    help="Of a job: decode all of a JPEG, or no more than twice, or once, the size that the backbone sees.",
+)
+@click.option("--shard-size", type=POSITIVE, default=10_000, help="Of a job: rows of a shard, which a kill may cost.")
+@click.option(
+    "--executor", type=click.Choice(["local", "ray"]), default="local", help="Of a job: processes here, or Ray Data."
+)
+@click.option("--address", default="", help="Of a job on Ray: the cluster; one on this machine if not given.")
 def predict(
     adapter: Path, images: tuple[str, ...], top_k: int, form: str | None, out: Path | None,
     on_error: str, batch_size: int, workers: int, steps: Any, max_mean_steps: float | None, max_ms: float | None,
-    reject: bool, reject_rate: float, coverage: float | None, sets: str, multi_label: bool, **loading: Any,
+    reject: bool, reject_rate: float, coverage: float | None, sets: str, multi_label: bool, embeddings: bool,
+    decode: str, shard_size: int, executor: str, address: str, **loading: Any,
 ) -> None:  # fmt: skip
-    """Label IMAGES: files, folders, globs in quotes, or - for a path on each line of stdin."""
+    """Label IMAGES: files, folders, globs in quotes, or - for a path on each line of stdin.
+
+    With --out DIR they may be millions, also in lists, tars, parquet files and at addresses (docs/batch.md); the same
+    command goes on after a kill.
+    """
     from perlclip.data import Unreadable
     from perlclip.inference.row_files import check_row_file
     from perlclip.progress import progress_bar
 
     if out and form:
-        raise click.UsageError("--json and --csv are for the screen; --out FILE goes by the ending of FILE")
+        raise click.UsageError("--json and --csv are for the screen; --out goes by the ending of its name")
+    if out and (out.is_dir() or not out.suffix):
+        _predict_all(adapter, images, out)
+        return
+    for name in ("embeddings", "decode", "shard_size", "executor", "address"):
+        if _given(name):
+            raise click.UsageError(f"--{name.replace('_', '-')} is for a job: --out DIR, a name without an ending")
     paths = image_paths(images)
     if out:
         check_row_file(out)
@@ -87,6 +117,27 @@ def predict(
     if out:
         click.echo(f"{len(paths) - len(skipped):,} images labelled: {out}")
     fail_for(skipped, len(paths))
+
+
+def _given(name: str) -> bool:
+    """Whether an option was said, rather than left at its default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not click.core.ParameterSource.DEFAULT
+
+
+def _predict_all(adapter: Path, images: tuple[str, ...], out: Path) -> None:
+    """A job by the words of the command line; what they don't say of processes and batches is the job's to choose."""
+    from perlclip.batch.job import predict_all
+    from perlclip.batch.work import Job
+
+    given = click.get_current_context().params
+    said = {name: value for name, value in given.items() if name not in ("adapter", "images", "form", "out")}
+    said |= {name: None for name in ("workers", "batch_size") if not _given(name)}
+    found = predict_all(Job(adapter=adapter, sources=images, out=out, **said), sys.stdin.buffer)
+    rate = f", {found.added:,} of them now, {found.added / found.seconds:,.1f} a second" if found.added else ""
+    click.echo(f"{found.images - found.errors:,} images labelled{rate}: {out}")
+    if found.errors:
+        raise PerlclipError(f"{found.errors:,} of {found.images:,} images cannot be read; the column error says why")
 
 
 COLUMNS: dict[str, type] = {"image": str, "rank": int, "label": str, "probability": float}

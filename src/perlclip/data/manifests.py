@@ -127,7 +127,7 @@ def parquet_rows(path: Path, split: str = "") -> list[Listed]:
             about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
             names = about.get("info", {}).get("features", {}) if isinstance(about, dict) else {}
             label = _label_column(schema.names, names, str(path))
-            images = [name for name in schema.names if _holds_images(schema.field(name).type)]
+            images = [name for name in schema.names if holds_images(schema.field(name).type)]
             image = _only(images, "column with image files (bytes, or bytes and path)", str(path))
             table = file.read(columns=[image, label]).to_pylist()
     except (ArrowException, OSError, ValueError) as error:
@@ -139,7 +139,8 @@ def parquet_rows(path: Path, split: str = "") -> list[Listed]:
     ]
 
 
-def _holds_images(kind: Any) -> bool:
+def holds_images(kind: Any) -> bool:
+    """Whether a column of this type has image files in it: bytes, or a struct with bytes."""
     from pyarrow import types
 
     if types.is_struct(kind):

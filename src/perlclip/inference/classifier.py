@@ -1,6 +1,7 @@
 """`Classifier`: images in, labels out."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -93,13 +94,20 @@ class _Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What an answer holds: so many labels, a threshold to reject below, its set's coverage and kind, or several."""
+    """What an answer holds: so many labels, a threshold to reject below, its set's coverage and kind, or several
+    labels, each by itself; and whether the image's embedding is wanted with it."""
 
     top_k: int
     threshold: float | None
     coverage: float | None
     sets: str
-    sigmoids: tuple[Sigmoid | None, Sigmoid] | None  # of the whole answer, and of the texts'
+    sigmoids: tuple[Sigmoid | None, Sigmoid] | None = None  # of the whole answer, and of the texts'
+    embeddings: bool = False
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the frozen CLIP's embeddings are needed."""
+        return self.embeddings or self.threshold is not None
 
 
 class Classifier:
@@ -332,6 +340,25 @@ class Classifier:
         if batch_size < 1:
             raise PerlclipError(f"batch size must be at least 1, got {batch_size}")
         check_on_error(on_error)
+        found = self.predict_batches(
+            self._batches(images, batch_size, workers, on_error == "skip"), top_k=top_k, steps=steps,
+            max_mean_steps=max_mean_steps, max_ms=max_ms, reject=reject, reject_rate=reject_rate, coverage=coverage,
+            sets=sets, multi_label=multi_label,
+        )  # fmt: skip
+        for answers, _ in found:
+            yield from answers
+
+    def predict_batches(
+        self, batches: Iterable[tuple[Tensor, Lost]], *, top_k: int = 1, steps: Steps = None,
+        max_mean_steps: float | None = None, max_ms: float | None = None, reject: bool = False,
+        reject_rate: float = RATE, coverage: float | None = None, sets: str = KIND, multi_label: bool = False,
+        embeddings: bool = False, ahead: bool = False,
+    ) -> Iterator[tuple[list[Prediction | Unreadable], Tensor | None]]:  # fmt: skip
+        """Answers to batches of pixels, each with the images that are missing in it by their place among all.
+
+        With `embeddings`, also the frozen CLIP's of the pixels, (B, E), on the CPU. With `ahead`, the device is given
+        the next batch before the answers to this one are waited for.
+        """
         check_limits(max_mean_steps, max_ms)
         if multi_label and (reject or coverage is not None or (steps, max_mean_steps, max_ms) != (None, None, None)):
             raise PerlclipError(
@@ -339,18 +366,24 @@ class Classifier:
                 "steps, max_mean_steps or max_ms"
             )
         wanted = self.wanted(
-            top_k=top_k, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets, multi_label=multi_label
-        )
-        batches = self._batches(images, batch_size, workers, on_error == "skip")
+            top_k=top_k, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets, multi_label=multi_label,
+            embeddings=embeddings,
+        )  # fmt: skip
+        remaining, waiting = iter(batches), deque[tuple[Callable[[], list[Prediction]], Tensor | None, Lost]]()
         while True:
             plan = self.plan(steps, max_mean_steps, max_ms)  # a deadline's clock starts here
-            batch = next(batches, None)
+            batch = next(remaining, None)
+            if batch is not None:
+                pixels, lost = batch
+                found = self._begin_batch(pixels, wanted, plan) if len(pixels) else (list[Prediction], None)
+                waiting.append((*found, lost))
+            while len(waiting) > (ahead and batch is not None):
+                finish, v_BE, lost = waiting.popleft()
+                some = finish()
+                answers = iter(some)
+                yield [lost[i] if i in lost else next(answers) for i in range(len(some) + len(lost))], v_BE
             if batch is None:
                 return
-            pixels, lost = batch
-            found = self.answer(pixels, wanted, plan) if len(pixels) else []
-            answers = iter(found)
-            yield from (lost[i] if i in lost else next(answers) for i in range(len(found) + len(lost)))
 
     def _batches(
         self, images: Iterable[ImageSource], batch_size: int, workers: int, skip: bool
@@ -437,30 +470,53 @@ class Classifier:
 
     def wanted(
         self, *, top_k: int = 1, reject: bool = False, reject_rate: float = RATE, coverage: float | None = None,
-        sets: str = KIND, multi_label: bool = False,
+        sets: str = KIND, multi_label: bool = False, embeddings: bool = False,
     ) -> AnswerForm:  # fmt: skip
         """What an answer is to hold, checked: can this classifier say it?"""
         if top_k < 1:
             raise PerlclipError(f"top_k must be at least 1, got {top_k}")
         threshold = self._threshold(reject_rate) if reject else None
         sigmoids = self._sigmoids() if multi_label else None
-        return AnswerForm(min(top_k, len(self.class_names)), threshold, self._checked(coverage, sets), sets, sigmoids)
+        coverage = self._checked(coverage, sets)
+        return AnswerForm(min(top_k, len(self.class_names)), threshold, coverage, sets, sigmoids, embeddings)
 
     def release_texts(self) -> None:
         """Drop what belongs to the texts of its classes: for whoever keeps the class embeddings, and asks these."""
         self._state = self.answering.state = ClassState(classes=self._state.classes, novel=self._state.novel)
 
-    @torch.no_grad()
     def answer(self, pixels: Tensor, wanted: AnswerForm, plan: Plan | None) -> list[Prediction]:
         """A batch of views."""
+        return self._begin_batch(pixels, wanted, plan)[0]()
+
+    @torch.no_grad()
+    def _begin_batch(
+        self, pixels: Tensor, wanted: AnswerForm, plan: Plan | None
+    ) -> tuple[Callable[[], list[Prediction]], Tensor | None]:
+        """Have the device answer: what waits for its answers, and embeddings on the CPU, there when it has waited."""
+        device = self.method.backbone.device
         if wanted.sigmoids is not None:
-            return self._predict_several(pixels, wanted)
-        pixels = pixels.to(self.method.backbone.device, non_blocking=True)
-        logits_BC, steps, v_BE = self._answer(pixels, plan, wanted.threshold is not None)
+            v_BE = self.method.backbone.encode_image(pixels.to(device)).cpu() if wanted.embeddings else None
+            return partial(self._predict_several, pixels, wanted), v_BE
+        logits_BC, steps, v_BE = self._answer(pixels.to(device, non_blocking=True), plan, wanted.embedded)
         p_BC = (logits_BC / self.temperature).softmax(-1)
-        values_BT, indices_BT = (tensor.tolist() for tensor in p_BC.topk(wanted.top_k))
+        kept = [*p_BC.topk(wanted.top_k), *([v_BE] if wanted.embeddings and v_BE is not None else [])]
+        arrived = None
+        if device.type == "cuda":  # so that nothing that is given to the device later is waited for
+            kept = [tensor.to("cpu", non_blocking=True) for tensor in kept]
+            arrived = torch.cuda.current_stream(device).record_event()
+        values_BT, indices_BT, *views = (tensor.cpu() for tensor in kept)
+        finish = partial(self._finish_batch, p_BC, values_BT, indices_BT, arrived, steps, v_BE, wanted)
+        return finish, views[0] if views else None
+
+    @torch.no_grad()
+    def _finish_batch(
+        self, p_BC: Tensor, best_BT: Tensor, which_BT: Tensor, arrived: torch.cuda.Event | None,
+        steps: Sequence[int | None], v_BE: Tensor | None, wanted: AnswerForm,
+    ) -> list[Prediction]:  # fmt: skip
+        if arrived is not None:
+            arrived.synchronize()
         rejected, labels = self.judge(p_BC, v_BE, wanted)
-        rows = zip(values_BT, indices_BT, steps, rejected, labels, strict=True)
+        rows = zip(best_BT.tolist(), which_BT.tolist(), steps, rejected, labels, strict=True)
         return [self.prediction(*row) for row in rows]
 
     def prediction(

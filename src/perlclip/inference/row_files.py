@@ -28,7 +28,7 @@ def check_row_file(path: str | Path) -> Path:
     if path.suffix.lower() not in FORMS:
         raise PerlclipError(f"cannot tell what to write to {path}: its name must end in {', '.join(FORMS)}")
     if path.suffix.lower() == ".parquet":
-        _pyarrow()
+        pyarrow_modules()
     if path.is_dir():
         raise PerlclipError(f"cannot write to {path}: it is a folder")
     require_writable(path.parent)
@@ -97,7 +97,7 @@ def _json_lines(path: Path, columns: Columns) -> Iterator[WriteRow]:
 
 @contextmanager
 def _parquet(path: Path, columns: Columns) -> Iterator[WriteRow]:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = pyarrow_modules()
     types = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
     schema = arrow.schema([(name, types[kind]) for name, kind in columns.items()])
     rows: list[Row] = []
@@ -122,7 +122,8 @@ def _parquet(path: Path, columns: Columns) -> Iterator[WriteRow]:
             flush()  # also what there is when it ends before its time: without an end such a file cannot be read
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def pyarrow_modules() -> tuple[Any, Any]:
+    """`pyarrow` and its parquet, or a sentence."""
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:

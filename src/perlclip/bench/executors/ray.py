@@ -26,7 +26,7 @@ OBJECT_STORE = 100 * 2**20  # bytes; only runs and their records pass through it
 def execute(todo: Sequence[Unit], store: Store, machines: Machines) -> Outcomes:
     """Runs as Ray tasks; the next one of a unit is submitted when the last is done."""
     store = Store(store.folder.resolve())
-    with _cluster(machines) as ray:
+    with cluster(machines.address, machines.jobs) as ray:
         machines = _there(machines, ray)
         options = {"num_cpus": 1, "num_gpus": machines.gpus_per_run, "max_retries": RETRIES}
         task = ray.remote(work).options(**options)
@@ -68,7 +68,7 @@ def _record(ray: Any, reference: Any, run: Run, store: Store, machines: Machines
 
 
 @contextmanager
-def _cluster(machines: Machines) -> Iterator[Any]:
+def cluster(address: str, jobs: int, object_store: int = OBJECT_STORE) -> Iterator[Any]:
     """The cluster at the address, or a quiet one on this machine for as long as it is needed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -78,15 +78,14 @@ def _cluster(machines: Machines) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    _require_answer(machines.address)
-    own: dict[str, Any] = {"num_cpus": machines.jobs, "object_store_memory": OBJECT_STORE, "include_dashboard": False}
+    _require_answer(address)
+    own: dict[str, Any] = {"num_cpus": jobs, "object_store_memory": object_store, "include_dashboard": False}
     try:
         ray.init(
-            address=machines.address or "local", log_to_driver=False, logging_level=logging.ERROR,
-            **({} if machines.address else own),
-        )  # fmt: skip
+            address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else own)
+        )
     except (OSError, RuntimeError, ValueError) as error:
-        where = f"at {machines.address} takes us (with RAY_AUTH_MODE=token?)" if machines.address else "starts here"
+        where = f"at {address} takes us (with RAY_AUTH_MODE=token?)" if address else "starts here"
         raise PerlclipError(f"no Ray cluster {where}: {first_line(error)}") from error
     try:
         yield ray

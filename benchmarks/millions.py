@@ -1,0 +1,228 @@
+"""From files to shards of answers: images a second end to end, beside decoding alone and the device alone; memory.
+
+    python -m benchmarks.millions --images DATA/dtd/train --workers 1 2 --device cpu --dtype bfloat16 --count 300
+    python -m benchmarks.millions --images DATA/dtd/train --workers 1 4 8 12 16 --device cuda --count 20000
+    python -m benchmarks.millions --images DATA/dtd/train --backbone tiny --memory 100000 --workers 16 --device cuda
+    python -m benchmarks.millions --images DATA/dtd/train --backbone tiny --ray
+
+Photographs are scaled up by `--scale` (the shorter side of DTD's is about 224) and saved as JPEGs, `--files` different
+ones; a list names them over and over until there are `--count`. PERL takes all of its K = 4 steps, with a random
+projector. `share` is end to end over the slower of the two, the goal of which is 90 %; where the device is a CPU, both
+take the same cores, and `share_of_both` is over what remains if they take turns. `--memory N` labels N images and says
+what the processes hold after each tenth. `--ray` does a job on a local Ray cluster of two nodes and kills one of them.
+"""
+
+import argparse
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import perlclip
+from benchmarks.common import RESULTS, machine, write_csv
+from perlclip.backbone.preprocess import Preprocess
+from perlclip.batch.decoders import decoded
+from perlclip.batch.job import predict_all
+from perlclip.batch.shards import answers
+from perlclip.batch.work import BATCH, DECODE, Job
+from perlclip.data.images import images_under, read_image
+
+NAMES = [f"thing {i}" for i in range(100)]
+
+
+def make_files(folder: Path, out: Path, files: int, scale: float) -> list[Path]:
+    """Large JPEGs from real photographs."""
+    made = []
+    for i, path in enumerate(images_under(folder)[:: max(1, len(images_under(folder)) // files)][:files]):
+        image = read_image(path)
+        size = round(image.width * scale), round(image.height * scale)
+        made.append(out / f"{i:06}.jpg")
+        image.resize(size, Image.Resampling.BICUBIC).save(made[-1], quality=90)
+    return made
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """A preprocessing that stops before the device."""
+
+    made: Preprocess
+
+    @property
+    def size(self) -> int:
+        return self.made.size
+
+    def crop(self, image: Image.Image) -> np.ndarray:
+        return self.made.crop(image)
+
+    def pixels(self, crops_B3HW: torch.Tensor) -> torch.Tensor:
+        return crops_B3HW
+
+
+def decoding(job: Job, backbone: perlclip.Backbone, paths: list[Path], size: int) -> float:
+    """Images a second that come out of the decoding processes, with nobody behind them; without their start."""
+    least = job.least(backbone.preprocess.size)
+    feed = decoded(
+        enumerate(paths), Bytes(backbone.preprocess), size, torch.device("cpu"), workers=job.workers or 0, least=least
+    )
+    count = len(next(feed).tags)
+    began, first = time.perf_counter(), count
+    for batch in feed:
+        count += len(batch.tags)
+    return (count - first) / (time.perf_counter() - began)
+
+
+def device(classifier: perlclip.Classifier, size: int, seconds: float) -> float:
+    """Images a second of the device with its pixels already there."""
+    backbone = classifier.method.backbone
+    side = backbone.preprocess.size
+    pixels = torch.randn(size, 3, side, side, device=backbone.device)
+
+    def batches(until: Callable[[], bool]) -> Iterator:
+        while not until():
+            yield pixels, {}
+
+    list(classifier.predict_batches(batches(iter([False, False, True]).__next__)))
+    began = time.perf_counter()
+    ahead = backbone.device.type == "cuda"
+    found = list(classifier.predict_batches(batches(lambda: time.perf_counter() - began > seconds), ahead=ahead))
+    return size * len(found) / (time.perf_counter() - began)
+
+
+def resident() -> dict[str, float]:
+    """MiB of this process alone, and of it and its children with shared pages counted once."""
+
+    def kib(pid: int, field: str) -> int:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            return 0
+        return sum(int(line.split()[1]) for line in lines if line.startswith(field))
+
+    me = os.getpid()
+    children = [int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()]
+    everyone = sum(kib(pid, "Pss:") for pid in (me, *children))
+    return {"main_MiB": kib(me, "Rss:") / 1024, "all_MiB": everyone / 1024}
+
+
+def memory(job: Job, count: int) -> list[dict]:
+    """What is held after each tenth of a job."""
+    rows: list[dict] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            done = sum(1 for _ in (Path(job.out) / "predictions").glob("*.parquet"))
+            if done > len(rows):
+                rows.append({"images": done * job.shard_size, **resident()})
+                print(rows[-1], flush=True)
+            over.wait(0.1)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    found = predict_all(job)
+    over.set()
+    watcher.join()
+    print(f"{found.images:,} images, {found.added / found.seconds:,.1f} a second")
+    return rows
+
+
+def killed_node(job: Job) -> None:
+    """A cluster of a head without processors for work and two nodes; one of them is killed during the job."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes = [cluster.add_node(num_cpus=2, object_store_memory=2**28) for _ in range(2)]
+    out = Path(job.out)
+
+    def kill() -> None:
+        while not list(out.glob("predictions/*.parquet")):
+            time.sleep(0.1)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        print(f"killed a node after {len(list(out.glob('predictions/*.parquet')))} shards", flush=True)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    found = predict_all(Job(**vars(job) | {"executor": "ray", "address": cluster.address}))
+    killer.join()
+    rows = list(answers(out))
+    print(f"{found.images:,} rows in {found.seconds:.0f} s, {len(rows):,} read back")
+    cluster.shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--backbone", default="openai/clip-vit-base-patch16")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--workers", type=int, nargs="+", default=[os.cpu_count() or 1])
+    parser.add_argument("--decode", nargs="+", choices=list(DECODE), default=["exact"])
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--files", type=int, default=500)
+    parser.add_argument("--scale", type=float, default=3.0)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the device alone")
+    parser.add_argument("--memory", type=int, metavar="N", default=0)
+    parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="millions-"))
+    (root / "files").mkdir()
+    paths = make_files(args.images, root / "files", min(args.files, args.memory or args.count), args.scale)
+    count = args.memory or args.count
+    every = [paths[i % len(paths)] for i in range(count)]
+    (root / "list.txt").write_text("".join(f"{path}\n" for path in every))
+    backbone = perlclip.load_backbone(args.backbone, device=args.device, dtype=args.dtype)
+    method = perlclip.create_method("perl", backbone)
+    perlclip.save_adapter(method, root / "adapter", class_names=NAMES, template="a photo of a {}.")
+    kind = backbone.device.type
+    size = args.batch_size or BATCH.get(kind, 32)
+    kilobytes = sum(path.stat().st_size for path in paths) / len(paths) / 1000
+    shape = "x".join(map(str, read_image(paths[0]).size))
+    print(
+        f"{count:,} JPEGs, the first of {shape}, {kilobytes:.0f} kB on average; batches of {size} on {kind}", flush=True
+    )
+
+    def job(**more) -> Job:
+        given = dict(adapter=root / "adapter", sources=[str(root / "list.txt")], device=args.device, dtype=args.dtype)
+        given |= dict(
+            batch_size=size, progress=False, workers=max(args.workers), out=root / f"out{time.monotonic_ns()}"
+        )
+        return Job(**given | more)
+
+    rows: list[dict] = []
+    if args.memory:
+        rows = memory(job(shard_size=max(1, args.memory // 10)), args.memory)
+    elif args.ray:
+        del backbone, method
+        killed_node(job(shard_size=max(1, count // 10), device="cpu"))
+    else:
+        alone = device(perlclip.Classifier(method, NAMES), size, args.seconds)
+        for word in args.decode:
+            for workers in args.workers:
+                one = job(workers=workers, decode=word)
+                feed = decoding(one, backbone, every, size)
+                found = predict_all(one)
+                whole = found.added / found.seconds
+                row = {"where": machine(kind), "decode": word, "workers": workers, "decoding": feed, "device": alone}
+                row |= {"end_to_end": whole, "share_percent": 100 * whole / min(feed, alone)}
+                if kind == "cpu":
+                    row["share_of_both_percent"] = 100 * whole * (1 / feed + 1 / alone)
+                rows.append({**row, "images": count, "size": shape, "kB": kilobytes})
+                print({name: round(v, 1) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
+    if rows:
+        write_csv(args.out or RESULTS / f"millions-{'memory-' if args.memory else ''}{machine(kind)}.csv", rows)
+    shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()
