@@ -18,7 +18,7 @@ SOURCE = ROOT / "src"
 ORDER = (
     ("errors", "files", "progress"), ("text",), ("data",), ("backbone",), ("methods",), ("reference",), ("thinking",),
     ("heads",), ("trust",), ("adapters",), ("training",), ("inference",), ("labels",), ("bench",), ("viz",),
-    ("report",), ("analysis",), ("cli",),
+    ("report",), ("analysis",), ("serve",), ("studio",), ("cli",),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 # What stands below and is not to be imported all the same.
