@@ -1,0 +1,1 @@
+"""A service for many adapters of one backbone: `perlclip serve`."""
