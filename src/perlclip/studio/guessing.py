@@ -39,6 +39,7 @@ class Guesses:
     zero_shot: float | None = None
     held: int = 0
     quick: Adapter | None = None
+    round: int = 1  # of guesses, by which a page sees that they are new
 
     def top(self, place: int, count: int) -> list[tuple[int, float]]:
         """The most probable classes of an image, by their numbers."""
@@ -87,7 +88,7 @@ def guess(
     queue, queued_at = _queue(labels, known, v_NE, p_NC, have_N, given, before)
     return Guesses(
         labels=labels, have_N=have_N.clone(), p_NC=p_NC.half(), queue=queue, queued_at=queued_at, accuracy=accuracy,
-        zero_shot=zero_shot, held=len(held), quick=quick,
+        zero_shot=zero_shot, held=len(held), quick=quick, round=before.round + 1 if before else 1,
     )  # fmt: skip
 
 

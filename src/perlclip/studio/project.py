@@ -7,6 +7,7 @@ it came. Nothing is ever erased: an undo is one more line.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -49,6 +50,10 @@ class Labels:
         columns = self.columns
         return {place: columns[number] for place, number in self.of.items() if number in columns}
 
+    def counts(self) -> Counter[int]:
+        """Images of each class by its number, and those put aside."""
+        return Counter(self.of.values())
+
 
 class Project:
     """A folder's images and labels; use it as a context, which holds the project against other processes."""
@@ -78,6 +83,7 @@ class Project:
         self._said: dict[str, list[int]] = {}  # of each image, the strokes that name it
         self._undone: set[int] = set()
         self._ids: dict[str, int] = {}
+        self._now: Labels | None = None  # until something is said
         self._classes: dict[str, Any] = {"classes": [], "template": DEFAULT_TEMPLATE}
         try:
             for entry in self.journal.entries:
@@ -103,12 +109,15 @@ class Project:
     def labels(self) -> Labels:
         """As they are now."""
         with self._lock:
+            if self._now is not None:
+                return self._now
             numbers, names = zip(*self._classes["classes"], strict=True) if self._classes["classes"] else ((), ())
             found = ((self._place[name], self._value(name)) for name in self._said if name in self._place)
-            return Labels(
+            self._now = Labels(
                 version=self.version, numbers=numbers, names=names, template=self._classes["template"],
                 of={place: value for place, value in found if value != NONE},
             )  # fmt: skip
+            return self._now
 
     def label(self, places: Sequence[int], value: int, *, stroke: str = "", by: str = "") -> int:
         """Give images a class, or `SKIPPED` or `NONE`, in one stroke; one that was told before is not taken twice."""
@@ -181,6 +190,7 @@ class Project:
         if entry.get("id"):
             self._ids[entry["id"]] = n
         self._strokes.append(entry)
+        self._now = None
 
     def _value(self, name: str) -> int:
         """What was said last about an image and not taken back."""
