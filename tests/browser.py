@@ -93,7 +93,9 @@ class Browser:
     def call(self, method: str, **params: object) -> dict:
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
-        os.write(self._tell, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0")
+        os.write(
+            self._tell, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0"
+        )
         while True:
             answer = self._message()
             if answer.get("id") == self._number:

@@ -83,7 +83,8 @@ def guess(
         there, truth = torch.tensor(held), torch.tensor([given[p] for p in held])
         accuracy = _percent(_answers(method, state, measured, zero_NC[there], v_NE[there]), truth)
         zero_shot = _percent(zero_NC[there], truth)
-    logits_NC = _answers(method, state, head, zero_NC, v_NE) if known or head else UNSURE * zero_NC
+    # Texts alone are far too sure of themselves.
+    logits_NC = _answers(method, state, head, zero_NC, v_NE) if head else UNSURE * zero_NC
     p_NC = logits_NC.softmax(-1)
     queue, queued_at = _queue(labels, known, v_NE, p_NC, have_N, given, before)
     return Guesses(

@@ -66,6 +66,14 @@ class Project:
         self._lock, self._open = RLock(), ExitStack()
 
     def __enter__(self) -> Self:
+        try:
+            self._read()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def _read(self) -> None:
         require_writable(self.folder)
         if not self._open.enter_context(held_folder(self.folder)):
             raise PerlclipError(f"another perlclip studio has {self.root} open: use its page, or end it first")
@@ -88,10 +96,9 @@ class Project:
         try:
             for entry in self.journal.entries:
                 self._take(entry)
-        except (KeyError, TypeError, ValueError) as error:
+        except (PerlclipError, KeyError, IndexError, TypeError, ValueError) as error:
             where = f"{self.journal.path} is damaged in line {len(self._strokes) + 1}"
             raise PerlclipError(f"{where} ({error!r}): repair or remove it") from error
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()

@@ -29,7 +29,7 @@ export function update() {
       ? h("ul", {class: "cards"}, suspects.map(one => h("li", {class: "card"}, picture(one.place), h("div", {},
         h("p", {class: "file"}, imageName(one.place)),
         h("p", {}, "You said ", dot(one.label), h("b", {}, className(one.label)), "; the others say ", dot(one.likely), h("b", {}, className(one.likely)), "."),
-        h("p", {class: "soft"}, `wrong with ${percent(100 * one.wrong)}`),
+        h("p", {class: "soft"}, `a wrong label with a probability of ${percent(100 * one.wrong)}`),
         h("div", {class: "row"}, h("button", {type: "button", class: "primary", onclick: () => label([one.place], one.likely)}, `→ ${className(one.likely)}`),
           h("button", {type: "button", onclick: () => keep(one)}, "It is right"))))))
       : h("p", {class: "soft"}, `None of ${plural(check.labels, "label")} stands out.`),

@@ -1,5 +1,5 @@
 // The classes: typed at the beginning, changed later. One a line; a class keeps its labels under a new name.
-import {dialog, h, plural, toast} from "./dom.js";
+import {dialog, h, plural} from "./dom.js";
 import {post, refresh, store} from "./store.js";
 
 function form(done) {
@@ -8,7 +8,8 @@ function form(done) {
   const add = (id, name = "") => {
     const input = h("input", {value: name, "aria-label": "Class name", maxlength: 200, autocomplete: "off", spellcheck: "false",
       placeholder: "a class, as you would say it", onkeydown: e => {
-        if (e.key === "Enter") { e.preventDefault(); add(null).focus(); }
+        if (e.key === "Enter" && !e.ctrlKey) { e.preventDefault(); (row.nextElementSibling?.querySelector("input") ?? add(null)).focus(); }
+        if (e.key === "Enter" && e.ctrlKey) row.closest("form").requestSubmit();
         if (e.key === "Backspace" && !input.value && rows.children.length > 1) {
           e.preventDefault(); const before = row.previousElementSibling; row.remove(); before?.querySelector("input").focus();
         }
@@ -35,14 +36,13 @@ function form(done) {
     if (gone.length && !confirm(`${gone.map(([, name]) => name).join(", ")}: leave out with all labels? They stay in the log.`)) return;
     try {
       await post("classes", {classes: given, template: prompt.value, version});
-      toast(`${plural(given.length, "class").replace("classs", "classes")} saved`);
       await refresh();
       done();
     } catch (problem) { error.textContent = problem.message; }
   };
   return h("form", {class: "classes", onsubmit: save}, rows,
     h("div", {class: "row"}, h("button", {type: "button", onclick: () => add(null).focus()}, "+ Class"),
-      h("span", {class: "soft"}, "Enter adds one; a pasted list becomes many.")),
+      h("span", {class: "soft"}, "Enter adds one, Ctrl Enter is done; a pasted list becomes many.")),
     h("label", {class: "field"}, h("span", {}, "Prompt"), prompt,
       h("small", {class: "soft"}, "{} is the class name; say what all pictures have in common.")),
     error, h("div", {class: "row end"}, h("button", {class: "primary"}, classes.length ? "Save" : "Start labelling")));

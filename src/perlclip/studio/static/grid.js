@@ -104,6 +104,7 @@ function draw() {
   }
   for (const [place, tile] of tiles) if (!keep.has(place)) { tile.remove(); tiles.delete(place); }
   box.setAttribute("aria-activedescendant", list.length ? `tile-${list[active]}` : "");
+  box.classList.toggle("picking", kind() === "guess" || selected.size > 0);
   space.classList.toggle("nothing", !list.length);
   const can = kind() === "guess" && selected.size;
   bar.replaceChildren(

@@ -10,6 +10,7 @@ export async function openLook(place) {
   try {
     const found = await look(place);
     if (box.isConnected) body.replaceChildren(...content(place, found, box));
+    body.querySelector("[autofocus]")?.focus();
   } catch (error) { body.replaceChildren(h("p", {class: "error"}, error.message)); }
 }
 function content(place, {top, maps, held}, box) {
@@ -32,7 +33,7 @@ function content(place, {top, maps, held}, box) {
     [0, 0.5, 1].map(p => h("g", {}, h("line", {x1: PAD, x2: WIDE - 8, y1: y(p), y2: y(p), class: "rule"}), h("text", {x: PAD - 4, y: y(p) + 3, class: "tick end"}, p))),
     [0, 1].map(m => h("polyline", {class: `line c${m}`, points: maps.confidence.map((row, k) => `${x(k)},${y(row[m])}`).join(" ")})), marker,
     maps.answers.map((_, k) => h("text", {x: x(k), y: HIGH - 4, class: "tick"}, k)));
-  const slider = h("input", {type: "range", min: 0, max: last, value: last, "aria-label": "Step", oninput: () => step(Number(slider.value))});
+  const slider = h("input", {type: "range", min: 0, max: last, value: last, "aria-label": "Step", autofocus: true, oninput: () => step(Number(slider.value))});
   function step(k) {
     overs.forEach((over, m) => { over.src = maps.data.maps[m][k]; });
     marker.setAttribute("x1", x(k)); marker.setAttribute("x2", x(k));

@@ -3,7 +3,7 @@ import {dot, h, number, percent, plural} from "./dom.js";
 import {className, post, refresh, store} from "./store.js";
 import {editClasses} from "./classes.js";
 
-const WIDE = 640, HIGH = 260, LEFT = 40, RIGHT = 14, TOP = 14, BOTTOM = 34;
+const HIGH = 260, LEFT = 40, RIGHT = 14, TOP = 14, BOTTOM = 34;
 let root = null, seen = "", all = true;
 
 const ask = (what, more = {}) => post("ask", {what, ...more}).then(refresh);
@@ -46,7 +46,11 @@ function interval(share, count) {
   return [Math.max(0, middle - half), Math.min(1, middle + half)];
 }
 function curve(history) {
-  const rows = history.filter(row => row.accuracy !== null), quick = rows.filter(row => row.kind === "quick"), perl = rows.filter(row => row.kind === "perl");
+  const WIDE = root.clientWidth < 600 ? 380 : 640, now = Math.max(0, ...history.slice(-1).map(row => row.labels));
+  // Strokes that were taken back have left their points behind: of each number of labels the last one counts.
+  const last = new Map(history.map((row, i) => [`${row.kind} ${row.labels}`, i]));
+  const rows = history.filter((row, i) => row.accuracy !== null && row.labels <= now && last.get(`${row.kind} ${row.labels}`) === i)
+    .sort((a, b) => a.labels - b.labels), quick = rows.filter(row => row.kind === "quick"), perl = rows.filter(row => row.kind === "perl");
   if (!rows.length) return h("p", {class: "empty small"}, "The curve begins with the first label that is held out.");
   const most = Math.max(10, ...rows.map(row => row.labels));
   const x = labels => LEFT + (WIDE - LEFT - RIGHT) * labels / most, y = share => TOP + (HIGH - TOP - BOTTOM) * (1 - share);
