@@ -48,14 +48,17 @@ def use(page: str, act: str, folder: Path, width: int = 1000) -> dict:
     raise AssertionError(dom[-2000:])
 
 
+KEYS = {
+    "Enter": (13, "\r"), "Escape": (27, ""), " ": (32, " "), "Tab": (9, ""), "ArrowLeft": (37, ""), "ArrowUp": (38, ""),
+    "ArrowRight": (39, ""), "ArrowDown": (40, ""), "End": (35, ""), "Home": (36, ""),
+}  # fmt: skip
+
+
 class Browser:
     """A browser that is used as a person does: keys, sizes, pictures; for pages that a service gives.
 
     It is told what to do through a pipe, in Chromium's own protocol; `wrong` has what pages throw and complain about.
     """
-
-    KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), " ": (32, " "), "Tab": (9, ""), "ArrowLeft": (37, ""),
-            "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""), "End": (35, ""), "Home": (36, "")}  # fmt: skip
 
     def __init__(self, folder: Path, width: int = 1100, height: int = 760) -> None:
         (told, self._tell), (self._heard, says) = os.pipe(), os.pipe()
@@ -79,16 +82,19 @@ class Browser:
         os.close(self._heard)
 
     def tab(self) -> str:
-        """A new tab, used from now on; its session, to go back to with `self._session`."""
+        """A new tab, used from now on; what comes back is for `use`."""
         self._session = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
+        self.use(self._session)
         return self._session
 
     def use(self, session: str) -> None:
+        """Go to a tab."""
         self._session = session
+        self.call("Page.bringToFront")
 
     def call(self, method: str, **params: object) -> dict:
         self._number += 1
@@ -130,7 +136,7 @@ class Browser:
         until = time.monotonic() + seconds
         while True:
             try:
-                if self.run(f"Boolean({script})"):
+                if self.run(f"(async () => Boolean(await ({script})))()"):
                     return
             except AssertionError:  # the page is just being loaded
                 if time.monotonic() > until:
@@ -140,7 +146,7 @@ class Browser:
 
     def press(self, *keys: str, modifiers: int = 0) -> None:
         for key in keys:
-            code, text = self.KEYS.get(key, (ord(key.upper()) if len(key) == 1 else 0, key))
+            code, text = KEYS.get(key, (ord(key.upper()) if len(key) == 1 else 0, key))
             event = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
             self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
             self.call("Input.dispatchKeyEvent", type="keyUp", **event)

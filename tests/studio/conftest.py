@@ -44,12 +44,12 @@ def ask(address: str, path: str, body: object = None, **headers: str) -> tuple[i
 @pytest.fixture
 def studio(backbone):
     @contextmanager
-    def start(folder: Path, **options):
+    def start(folder: Path, port: int = 0, **options):
         with Project(folder) as project:
             worker = Worker(project, backbone, **{"recipe": "fast", **options})
             worker.start()
             try:
-                with running(studio_app(worker), Limits(port=0, seconds=120)) as address:
+                with running(studio_app(worker), Limits(port=port, seconds=120)) as address:
                     yield address, worker
             finally:
                 worker.stop()

@@ -101,7 +101,7 @@ def test_a_full_disk_leaves_no_half_line(folder, monkeypatch):
         before = project.journal.path.read_bytes()
         real = os.write
         monkeypatch.setattr(os, "write", lambda file, data: real(file, bytes(data)[:7]) and _full())
-        with pytest.raises(PerlclipError, match="labels.jsonl"):
+        with pytest.raises(PerlclipError, match=r"labels\.jsonl"):
             project.label([0], cat)
         monkeypatch.undo()
         assert project.journal.path.read_bytes() == before and project.labels().of == {}

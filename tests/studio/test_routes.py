@@ -112,7 +112,7 @@ def test_what_is_refused_and_what_hides(studio, tmp_path):
 
 def test_a_training_can_be_stopped_and_a_label_does_not_wait_for_it(studio, tmp_path):
     folder = draw(tmp_path / "images", 30)
-    with studio(folder, every=1000, recipe="strong") as (address, worker):
+    with studio(folder, every=1000, recipe="strong") as (_, worker):
         until(lambda: worker.features.have_N.all())
         project = worker.project
         project.set_classes([(None, name) for name in COLOURS])

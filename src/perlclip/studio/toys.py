@@ -4,6 +4,7 @@ from pathlib import Path
 from random import Random
 
 from perlclip.data.images import read_image
+from perlclip.data.sets import ImageSet
 from perlclip.data.toybox import load_toybox
 from perlclip.files import require_writable
 
@@ -13,11 +14,20 @@ SET, CLASSES = "cluttered_toys", 8
 def draw_toys(folder: Path, name: str = SET, classes: int = CLASSES) -> tuple[str, ...]:
     """Fill a folder, unless it has been, and say what the classes are."""
     images = load_toybox(name).train
-    names = images.class_names[:classes]
     if not folder.exists():
         require_writable(folder)
-        order = [i for i, label in enumerate(images.labels) if label < classes]
-        Random(1).shuffle(order)
-        for number, i in enumerate(order, start=1):
-            read_image(images.images[i]).save(folder / f"toy-{number:03}.png")
-    return names
+        for file, i in _files(images, classes).items():
+            read_image(images.images[i]).save(folder / file)
+    return images.class_names[:classes]
+
+
+def truth_of(name: str = SET, classes: int = CLASSES) -> dict[str, int]:
+    """What each file shows, for whoever wants to see how well it was labelled."""
+    images = load_toybox(name).train
+    return {file: int(images.labels[i]) for file, i in _files(images, classes).items()}
+
+
+def _files(images: ImageSet, classes: int) -> dict[str, int]:
+    order = [i for i, label in enumerate(images.labels) if label < classes]
+    Random(1).shuffle(order)
+    return {f"toy-{number:03}.png": i for number, i in enumerate(order, start=1)}

@@ -53,13 +53,13 @@ const HELP = [["1 … 9", "give the class with that number"], ["Enter", "confirm
 const help = () => document.querySelector("dialog") ?? dialog("Keys", h("dl", {class: "keys"}, HELP.map(([key, what]) => [h("dt", {}, key.split(/(, | then | … )/).map(part => /, | then | … /.test(part) ? part : h("kbd", {}, part))), h("dd", {}, what)])));
 document.getElementById("help").addEventListener("click", help);
 
-let went = 0;
+let went = -Infinity;
 addEventListener("keydown", e => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.isComposing || document.querySelector("dialog[open]")) return;
   const typing = e.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select");
   if (typing || !VIEWS[shown]) return;
   const go = e.timeStamp - went < 1200;
-  went = 0;
+  went = -Infinity;
   if (go && /^[1-4]$/.test(e.key)) { open(Object.keys(VIEWS)[e.key - 1]); e.preventDefault(); }
   else if (e.key === "g") went = e.timeStamp;
   else if (e.key === "?") { help(); e.preventDefault(); }
