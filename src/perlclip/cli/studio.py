@@ -2,13 +2,16 @@
 
 import webbrowser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import perlclip
 from perlclip.cli.common import BACKBONE, CLASS_LIST, FOLDER, POSITIVE, options
 from perlclip.errors import PerlclipError, shell_word
+
+if TYPE_CHECKING:
+    from perlclip.studio.project import Labels
 
 TOYS = Path("perlclip-toys")
 
@@ -44,20 +47,20 @@ def studio(
     from perlclip.studio.routes import studio_app
     from perlclip.studio.worker import Worker
 
+    first: tuple[str, ...] = ()
     limits = Limits(host=host, port=port, token=token, names=names_of(names), seconds=120.0, drain_seconds=10.0)
     if images is None:
         from perlclip.studio.toys import draw_toys
 
-        images, backbone = TOYS, backbone or ("tiny" if adapter is None else None)
-        class_names = class_names or draw_toys(TOYS)
+        images, backbone, first = TOYS, backbone or ("tiny" if adapter is None else None), draw_toys(TOYS)
     start = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype) if adapter else None
     with Project(images, project) as opened:
-        named = class_names or (start.class_names if start else ())
+        named = class_names or (start.class_names if start else first)
         prompt = template or (start.template if start else opened.labels().template)
         if opened.version == 0 and named:
             opened.set_classes([(None, name) for name in named], prompt)
         elif class_names or template:
-            raise_if_other(opened.labels(), class_names, template)
+            _check_same(opened.labels(), class_names, template)
         tower = start.method.backbone if start else perlclip.load_backbone(backbone or BACKBONE, device, dtype)
         worker = Worker(opened, tower, every=every, out=out, recipe=recipe, start=start)
         worker.start()
@@ -74,7 +77,7 @@ def studio(
             worker.stop()
 
 
-def raise_if_other(labels: Any, class_names: Any, template: str | None) -> None:
+def _check_same(labels: "Labels", class_names: Any, template: str | None) -> None:
     """Classes are changed on the page, where labels given under their names can be seen."""
     same = not class_names or tuple(class_names) == labels.names
     if not same or template not in (None, labels.template):

@@ -64,11 +64,10 @@ def head_of(method: Method, labels: Labels, v_ME: Tensor, zero_MC: Tensor, label
 
 
 def guess(
-    project: Project, labels: Labels, method: Method, state: ClassState, v_NE: Tensor, have_N: Tensor,
+    project: Project, labels: Labels, method: Method, state: ClassState, v_NE: Tensor, zero_NC: Tensor, have_N: Tensor,
     before: Guesses | None, head: Head | None = None,
 ) -> Guesses:  # fmt: skip
-    """All guesses anew; `head` is that of an adapter one starts from, asked until there are labels."""
-    zero_NC = method.similarity(v_NE, method.class_embeddings(state).cpu()).cpu()
+    """All guesses anew; `zero_NC` is what the texts alone say, `head` an adapter's to ask until there are labels."""
     given = labels.given()
     train, held = ([p for p in part if have_N[p]] for part in project.split(labels))
     known = train + held

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perlclip.errors import PerlclipError
-from perlclip.files import MIB, parse_json, read_file
+from perlclip.files import MIB, parse_json, read_file, write_files
 
 LARGEST = 1024 * MIB
 Entry = dict[str, Any]
@@ -23,11 +23,13 @@ class Journal:
         self.path = path
         self.entries: list[Entry] = []
         try:
-            content = read_file(path, LARGEST) if path.exists() else b""
+            if not path.exists():
+                write_files({path: b""})  # its name is on disk, too
+            content = read_file(path, LARGEST)
             whole = content[: content.rfind(b"\n") + 1]
             for number, line in enumerate(whole.splitlines(), start=1):
                 self.entries.append(self._parsed(line, number))
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            self._file = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
             os.ftruncate(self._file, len(whole))
         except OSError as error:
             raise PerlclipError(f"cannot open {path}: {error.strerror or error}") from error

@@ -12,11 +12,11 @@ SET, CLASSES = "cluttered_toys", 8
 
 
 def draw_toys(folder: Path, name: str = SET, classes: int = CLASSES) -> tuple[str, ...]:
-    """Fill a folder, unless it has been, and say what the classes are."""
+    """Fill a folder, as far as it has not been, and say what the classes are."""
     images = load_toybox(name).train
-    if not folder.exists():
-        require_writable(folder)
-        for file, i in _files(images, classes).items():
+    require_writable(folder)
+    for file, i in _files(images, classes).items():
+        if not (folder / file).exists():
             read_image(images.images[i]).save(folder / file)
     return images.class_names[:classes]
 

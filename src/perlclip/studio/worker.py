@@ -38,6 +38,7 @@ from perlclip.training.loop import fit
 
 BATCH = 32  # images looked at between two chances for something else
 SHOTS = 32  # of a class that PERL is trained on, at most: the rest is left to the quick head
+ENOUGH = 512  # images looked at before anything is trained
 FRESH = 2.0  # seconds between two rounds of guesses while images are looked at
 
 
@@ -65,7 +66,8 @@ class Worker:
         recipe: str | None = None, start: Adapter | None = None,
     ) -> None:  # fmt: skip
         self.project, self.backbone, self.every, self.recipe = project, backbone, every, recipe
-        self.out = Path(out) if out else project.root.parent / f"{project.root.resolve().name}-adapter"
+        root = project.root.resolve()
+        self.out = Path(out) if out else root.with_name(f"{root.name}-adapter")
         self.method: Method = create_method("ridge", backbone)
         self.features = Features(project.folder, backbone, project.keys)
         self.thumbnails = Thumbnails(project.folder, project.paths, project.keys)
@@ -85,6 +87,9 @@ class Worker:
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perlclip-studio", daemon=True)
         self._looking = threading.Semaphore(1)
+        self._decoders = ThreadPoolExecutor(4, "perlclip-studio-decoder")
+        # A folder often goes class by class; the first images looked at shall be of all kinds.
+        self._order = torch.randperm(len(project), generator=torch.Generator().manual_seed(1))
         if start is None and (project.folder / "perl").is_dir():
             try:
                 self.perl = load_adapter(project.folder / "perl", backbone=backbone)
@@ -107,6 +112,7 @@ class Worker:
         self._ending = self._stop_task = True
         self._wake.set()
         self._thread.join()
+        self._decoders.shutdown()
         self.features.write()
 
     def wake(self) -> None:
@@ -146,7 +152,7 @@ class Worker:
         while not self._ending:
             self._wake.clear()
             try:
-                busy = self._guess() or self._look(enough=64) or self._export() or self._train() or self._look()
+                busy = self._guess() or self._look(enough=ENOUGH) or self._export() or self._train() or self._look()
                 self._stop_task = self._ending
             except _StoppedError:
                 busy, self._stop_task = True, self._ending
@@ -176,11 +182,13 @@ class Worker:
         if not labels.names or not (new or (grown and waited)):
             return False
         state, have_N = self._class_state(labels), self.features.have_N.clone()
+        v_NE = self.features.v_NE
+        with torch.no_grad():
+            zero_NC = self.method.similarity(v_NE, self.method.class_embeddings(state).cpu())
         self.guesses = found = guess(
-            self.project, labels, self.method, state, self.features.v_NE, have_N, before, self._first_head
+            self.project, labels, self.method, state, v_NE, zero_NC, have_N, before, self._first_head
         )
-        zero_NC = self.method.similarity(self.features.v_NE, self.method.class_embeddings(state).cpu())
-        self.checked = doubtful(found, self.features.v_NE, zero_NC)
+        self.checked = doubtful(found, v_NE, zero_NC)
         self._guessed_at = time.monotonic()
         if found.quick and labels.version > self._counted:
             self._counted = labels.version
@@ -196,18 +204,19 @@ class Worker:
 
     def _look(self, enough: int = 0) -> bool:
         """One batch of images that the backbone has not seen; none once there are enough for a start."""
-        have_N = self.features.have_N
-        if enough and int(have_N.sum()) + len(self.unreadable) >= enough:
-            return False
-        todo = [p for p in (~have_N).nonzero()[:, 0].tolist() if p not in self.unreadable]
-        if not todo:
+        left_N = ~self.features.have_N
+        left_N[list(self.unreadable)] = False
+        left = int(left_N.sum())
+        if not left:
             self.features.write()
+        if not left or (enough and len(self.project) - left >= enough):
             return False
         # What was labelled before comes first: the features of another backbone are not there yet.
-        labelled = self.project.labels().of
-        batch = sorted(todo, key=lambda p: p not in labelled)[:BATCH]
-        with ThreadPoolExecutor(4) as pool:
-            views = list(pool.map(self._view, batch))
+        labelled_N = torch.zeros_like(left_N)
+        labelled_N[list(self.project.labels().of)] = True
+        first_N = left_N & labelled_N
+        batch = self._order[(first_N if first_N.any() else left_N)[self._order]][:BATCH].tolist()
+        views = list(self._decoders.map(self._view, batch))
         seen = [(p, view) for p, view in zip(batch, views, strict=True) if isinstance(view, Tensor)]
         lost = {p: view.reason for p, view in zip(batch, views, strict=True) if isinstance(view, Unreadable)}
         self.unreadable = {**self.unreadable, **lost}
@@ -218,7 +227,7 @@ class Worker:
             if not torch.isfinite(v_BE).all():
                 raise PerlclipError("what the backbone says of the images is no number; try --dtype float32")
             self.features.add([p for p, _ in seen], v_BE)
-        done = len(self.project) - len(todo) + len(batch)
+        done = len(self.project) - left + len(batch)
         self.status = Status(task="look", title="looking at images", done=done, total=len(self.project))
         return True
 

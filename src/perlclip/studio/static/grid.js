@@ -64,11 +64,13 @@ export function update() {
   if (now === seen) return;
   seen = now;
   options();
-  // Images stay where they are under the eye; those that got a label elsewhere go, an emptied page is filled again.
+  // Images stay where they are under the eye: those that got a label elsewhere go, new ones come last.
   const test = TESTS[kind()], before = list.length;
   list = list.filter(place => test(place) || (kind() === "guess" && store.label[place] === NONE));
-  selected = new Set([...selected].filter(place => list.includes(place)));
+  const there = new Set(list);
+  selected = new Set([...selected].filter(place => there.has(place)));
   if (!list.length || before === 0) rebuild();
+  else for (let place = 0; place < store.names.length; place++) if (!there.has(place) && test(place)) list.push(place);
   draw();
 }
 function schedule() { if (!drawn) drawn = requestAnimationFrame(() => { drawn = 0; draw(); }); }

@@ -25,7 +25,7 @@ function content(place, {top, maps, held}, box) {
   const last = maps.answers.length - 1;
   const overs = maps.titles.map(() => h("img", {class: "over", alt: ""}));
   const panes = overs.map((over, m) => h("figure", {class: "pane"}, h("div", {class: "frame"},
-    h("img", {src: maps.picture, alt: "the image as the model sees it", class: maps.small ? "small" : ""}), over), h("figcaption", {}, maps.titles[m])));
+    h("img", {src: maps.picture, alt: "the image as the model sees it", class: maps.small ? "small" : ""}), over), h("figcaption", {}, h("b", {}, maps.titles[m][0]), h("span", {class: "soft"}, ` ${maps.titles[m][1]}`))));
   const answer = h("output", {});
   const x = k => PAD + (WIDE - PAD - 8) * (last ? k / last : 0), y = p => 8 + (HIGH - 26) * (1 - p);
   const marker = h("line", {y1: 8, y2: HIGH - 18, class: "marker"});
