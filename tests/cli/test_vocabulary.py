@@ -10,6 +10,8 @@ from perlclip.cli import main
 from perlclip.data import ON_ERROR, survey, train_and_val
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.registry import default_recipe
+from perlclip.serve.guard import Limits
+from perlclip.studio.worker import Worker
 from tests.cli.test_cli import run
 
 PAIRS = [
@@ -29,6 +31,8 @@ PAIRS = [
     ("check", perlclip.check, {"batch_size", "workers"}),
     ("suggest", perlclip.suggest, {"count", "template", "labelled", "batch_size", "workers"}),
     ("set-thresholds", perlclip.set_thresholds, {"workers"}),
+    ("studio", Worker, {"every", "out", "recipe"}),
+    ("studio", Limits, {"host", "token"}),
     ("calibrate", Classifier.calibrate, {"batch_size", "workers"}),
     ("analyze", perlclip.analysis.analyze, {"cases", "how", "workers"}),
 ]

@@ -1,14 +1,24 @@
 // What the page knows: the server's state, asked for about once a second, and the strokes that are on their way to it.
 import {say, toast} from "./dom.js";
 
-export const NONE = -1, SKIPPED = -2;
+export const NONE = -1,
+  SKIPPED = -2;
 export const store = Object.assign(new EventTarget(), {
-  state: null, names: [], keys: [], label: new Int32Array(0), guess: new Int32Array(0), sure: new Uint8Array(0),
-  history: [], check: {},
+  state: null,
+  names: [],
+  keys: [],
+  label: new Int32Array(0),
+  guess: new Int32Array(0),
+  sure: new Uint8Array(0),
+  history: [],
+  check: {},
 });
-const tab = sessionStorage.tab ||= crypto.randomUUID ? crypto.randomUUID() : String(Math.random());
-const outbox = JSON.parse(sessionStorage.outbox || "[]");  // strokes not yet on disk: a reload sends them again
-let sending = false, timer = 0, had = {};
+const tab = (sessionStorage.tab ||= crypto.randomUUID ? crypto.randomUUID() : String(Math.random()));
+const outbox = JSON.parse(sessionStorage.outbox || "[]"); // strokes not yet on disk: a reload sends them again
+let sending = false,
+  timer = 0,
+  strokes = 0,
+  had = {};
 
 const changed = () => store.dispatchEvent(new Event("change"));
 export const className = id => store.classes.get(id) ?? "?";
@@ -24,18 +34,27 @@ async function get(path, kind = "json") {
 }
 async function refusal(answer) {
   let sentence = `the studio answered ${answer.status}`;
-  try { sentence = (await answer.json()).error || sentence; } catch { /* not ours */ }
+  try {
+    sentence = (await answer.json()).error || sentence;
+  } catch {
+    /* not ours */
+  }
   return Object.assign(new Error(sentence), {status: answer.status});
 }
 export async function post(path, body) {
-  const answer = await fetch(`/api/${path}`, {method: "POST", body: JSON.stringify(body),
-    headers: {"content-type": "application/json"}});
+  const answer = await fetch(`/api/${path}`, {
+    method: "POST",
+    body: JSON.stringify(body),
+    headers: {"content-type": "application/json"},
+  });
   if (!answer.ok) throw await refusal(answer);
   return answer.json();
 }
 export const look = place => get(`/api/look/${place}`);
 export const guessOf = place => get(`/api/guess/${place}`);
-const away = yes => { document.getElementById("away").hidden = !yes; };
+const away = yes => {
+  document.getElementById("away").hidden = !yes;
+};
 
 export async function refresh() {
   clearTimeout(timer);
@@ -51,13 +70,24 @@ export async function refresh() {
     store.classes = new Map(state.classes);
     store.state = state;
     if (had.table !== now.table && !outbox.length) {
-      const [bytes, check] = await Promise.all([get("/api/table", "bytes"), get("/api/check")]);
+      const before = strokes,
+        [bytes, check] = await Promise.all([get("/api/table", "bytes"), get("/api/check")]);
       const size = store.names.length;
-      if (!outbox.length) store.label = new Int32Array(bytes, 0, size);
-      Object.assign(store, {guess: new Int32Array(bytes, 4 * size, size), sure: new Uint8Array(bytes, 8 * size), check});
-      had.table = now.table;
+      Object.assign(store, {
+        guess: new Int32Array(bytes, 4 * size, size),
+        sure: new Uint8Array(bytes, 8 * size),
+        check,
+      });
+      if (before === strokes) {
+        // else it does not know of a label that was given meanwhile
+        store.label = new Int32Array(bytes, 0, size);
+        had.table = now.table;
+      }
     }
-    if (had.refits !== now.refits) { store.history = await get("/api/history"); had.refits = now.refits; }
+    if (had.refits !== now.refits) {
+      store.history = await get("/api/history");
+      had.refits = now.refits;
+    }
     changed();
   } catch (error) {
     if (error.status === 401) return void (document.getElementById("main").textContent = error.message);
@@ -76,7 +106,9 @@ async function send() {
     try {
       const answer = await post(path, body);
       if (path === "undo") {
-        answer.places.forEach((place, i) => { store.label[place] = answer.values[i]; });
+        answer.places.forEach((place, i) => {
+          store.label[place] = answer.values[i];
+        });
         say(answer.places.length ? `Taken back: ${imageName(answer.places[0])}` : "Nothing to take back");
         if (!answer.places.length) toast("There is nothing to take back.");
         else store.dispatchEvent(new CustomEvent("undone", {detail: answer.places}));
@@ -98,7 +130,16 @@ async function send() {
   refresh();
 }
 function enqueue(path, body) {
-  outbox.push({path, body: {...body, by: tab, listing: store.state.listing, stroke: `${tab.slice(0, 8)}-${Date.now()}-${Math.random().toString(36).slice(2, 8)}`}});
+  strokes += 1;
+  outbox.push({
+    path,
+    body: {
+      ...body,
+      by: tab,
+      listing: store.state.listing,
+      stroke: `${tab.slice(0, 8)}-${Date.now()}-${Math.random().toString(36).slice(2, 8)}`,
+    },
+  });
   sessionStorage.outbox = JSON.stringify(outbox);
   send();
 }
