@@ -1,10 +1,14 @@
 """A page in a real browser, used by a script, with everything that goes wrong."""
 
+import base64
 import html
 import json
+import os
 import re
+import select
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -42,3 +46,121 @@ def use(page: str, act: str, folder: Path, width: int = 1000) -> dict:
         if found:
             return json.loads(html.unescape(found.group(1)))
     raise AssertionError(dom[-2000:])
+
+
+KEYS = {
+    "Enter": (13, "\r"), "Escape": (27, ""), " ": (32, " "), "Tab": (9, ""), "ArrowLeft": (37, ""), "ArrowUp": (38, ""),
+    "ArrowRight": (39, ""), "ArrowDown": (40, ""), "End": (35, ""), "Home": (36, ""),
+}  # fmt: skip
+
+
+class Browser:
+    """A browser that is used as a person does: keys, sizes, pictures; for pages that a service gives.
+
+    It is told what to do through a pipe, in Chromium's own protocol; `wrong` has what pages throw and complain about.
+    """
+
+    def __init__(self, folder: Path, width: int = 1100, height: int = 760) -> None:
+        (told, self._tell), (self._heard, says) = os.pipe(), os.pipe()
+        command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
+        command += [f"--user-data-dir={folder / 'profile'}", f"--window-size={width},{height}", "about:blank"]
+        script = ["bash", "-c", f'exec "$@" 3<&{told} 4>&{says}', "bash", *command]
+        self._process = subprocess.Popen(script, pass_fds=(told, says), stderr=subprocess.DEVNULL)
+        os.close(told)
+        os.close(says)
+        self._left, self._number, self._session, self.wrong = b"", 0, "", []
+        self.tab()
+        self.size(width, height)
+
+    def __enter__(self) -> "Browser":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._tell)
+        self._process.kill()
+        self._process.wait()
+        os.close(self._heard)
+
+    def tab(self) -> str:
+        """A new tab, used from now on; what comes back is for `use`."""
+        self._session = ""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        self.use(self._session)
+        return self._session
+
+    def use(self, session: str) -> None:
+        """Go to a tab."""
+        self._session = session
+        self.call("Page.bringToFront")
+
+    def call(self, method: str, **params: object) -> dict:
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": params}
+        os.write(
+            self._tell, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0"
+        )
+        while True:
+            answer = self._message()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+            if answer.get("method") == "Runtime.exceptionThrown":
+                self.wrong.append(answer["params"]["exceptionDetails"].get("exception", {}).get("description", "?"))
+            if answer.get("method") == "Log.entryAdded" and answer["params"]["entry"]["level"] == "error":
+                self.wrong.append(f"{answer['params']['entry']['text']} {answer['params']['entry'].get('url', '')}")
+
+    def _message(self) -> dict:
+        while b"\0" not in self._left:
+            ready, _, _ = select.select([self._heard], [], [], 60)
+            assert ready, "the browser says nothing"
+            content = os.read(self._heard, 1 << 20)
+            assert content, "the browser has ended"
+            self._left += content
+        message, _, self._left = self._left.partition(b"\0")
+        return json.loads(message)
+
+    def open(self, address: str) -> None:
+        self.call("Page.navigate", url=address)
+
+    def run(self, script: str) -> object:
+        """What an expression gives, awaited."""
+        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def wait(self, script: str, seconds: float = 20.0) -> None:
+        """Until an expression is true."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                if self.run(f"(async () => Boolean(await ({script})))()"):
+                    return
+            except AssertionError:  # the page is just being loaded
+                if time.monotonic() > until:
+                    raise
+            assert time.monotonic() < until, f"{script}: not after {seconds} s; {self.run('document.body.innerText')}"
+            time.sleep(0.03)
+
+    def press(self, *keys: str, modifiers: int = 0) -> None:
+        for key in keys:
+            code, text = KEYS.get(key, (ord(key.upper()) if len(key) == 1 else 0, key))
+            event = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+            self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
+            self.call("Input.dispatchKeyEvent", type="keyUp", **event)
+
+    def type(self, text: str) -> None:
+        self.call("Input.insertText", text=text)
+
+    def size(self, width: int, height: int, scale: float = 1) -> None:
+        how = dict(width=width, height=height, deviceScaleFactor=scale, mobile=False)
+        self.call("Emulation.setDeviceMetricsOverride", **how)
+
+    def dark(self, yes: bool = True) -> None:
+        feature = {"name": "prefers-color-scheme", "value": "dark" if yes else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[feature])
+
+    def picture(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from perlclip import progress
-from perlclip.progress import progress_bar
+from perlclip.progress import heard_by, progress_bar
 
 
 @pytest.fixture
@@ -45,3 +45,20 @@ def test_a_day_is_no_flood(clock):
 
 def test_nothing_where_nothing_is_asked_for(clock):
     assert lines(clock, 30, 1.0, show=False) == []
+
+
+def test_a_listener_is_told_instead_and_may_end_the_work(capsys):
+    told = []
+
+    def listen(*words):
+        told.append(words)
+        if words[1] == 2:
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError), heard_by(listen), progress_bar("fit", 3) as bar:
+        for _ in range(3):
+            bar(note="loss 1")
+    assert told == [("fit", 1, 3, "loss 1"), ("fit", 2, 3, "loss 1")]
+    with progress_bar("fit", 3) as bar:
+        bar()
+    assert len(told) == 2 and capsys.readouterr().err == ""

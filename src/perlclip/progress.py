@@ -8,8 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 FIRST, LONGEST = 10.0, 300.0  # seconds between two lines of a log
+Listener = Callable[[str, int, int, str], None]  # title, units done, all units, a note
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 class Bar:
@@ -25,10 +28,23 @@ class Bar:
 
 
 @contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Bars that this thread opens meanwhile are not drawn but told to a listener; what it raises ends the work."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+@contextmanager
 def progress_bar(title: str, total: int, *, show: bool = True, done: int = 0) -> Iterator[Bar]:
     """A bar of `total` units on a terminal, lines elsewhere."""
+    listener = _listener.get()
     if not show:
         yield Bar()
+    elif listener:
+        yield _told(listener, title, total, done)
     elif not sys.stderr.isatty():
         lines = _Lines(title, total, done)
         yield Bar(lines.advance)
@@ -53,6 +69,15 @@ def _drawn(title: str, total: int, done: int) -> Iterator[Bar]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=total, completed=done, note="")
         yield Bar(lambda amount, note, total: progress.update(task, advance=amount, note=note, total=total))
+
+
+def _told(listener: Listener, title: str, total: int, done: int) -> Bar:
+    def advance(amount: int, note: str) -> None:
+        nonlocal done
+        done += amount
+        listener(title, done, total, note)
+
+    return Bar(advance)
 
 
 class _Lines:

@@ -13,6 +13,8 @@ from perlclip.export.adapter_arrays import export_adapter
 from perlclip.export.onnx_graph import export_backbone
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.registry import default_recipe
+from perlclip.serve.guard import Limits
+from perlclip.studio.worker import Worker
 from tests.cli.test_cli import run
 
 PAIRS = [
@@ -35,6 +37,8 @@ PAIRS = [
     ("check", perlclip.check, {"batch_size", "workers"}),
     ("suggest", perlclip.suggest, {"count", "template", "labelled", "batch_size", "workers"}),
     ("set-thresholds", perlclip.set_thresholds, {"workers"}),
+    ("studio", Worker, {"every", "out", "recipe"}),
+    ("studio", Limits, {"host", "token"}),
     ("calibrate", Classifier.calibrate, {"batch_size", "workers"}),
     ("analyze", perlclip.analysis.analyze, {"cases", "how", "workers"}),
 ]

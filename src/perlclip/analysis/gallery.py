@@ -18,10 +18,11 @@ ORDER = ("wrong→correct", "correct→wrong", "correct→correct", "wrong→wro
 def gallery(cases: Sequence[Case]) -> list[tuple[str, list[tuple[Case, dict[str, Any]]]]]:
     """The cases of each transition that there are, each with what its card needs besides."""
     groups = [(transition, [case for case in cases if case.transition == transition]) for transition in ORDER]
-    return [(transition, [(case, _view(case)) for case in group]) for transition, group in groups if group]
+    return [(transition, [(case, case_view(case)) for case in group]) for transition, group in groups if group]
 
 
-def _view(case: Case) -> dict[str, Any]:
+def case_view(case: Case) -> dict[str, Any]:
+    """What a page needs of a case beside its numbers: pictures, maps of every step, points of the chart."""
     scale = scale_of(case)
     maps = [[_picture_url(overlay(map_GG, scale)) for map_GG in case.maps_KMGG[:, m]] for m in range(2)]
     return {

@@ -169,12 +169,18 @@ def thumbnail(source: ImageSource) -> tuple[str, bool]:
     image = try_image(source)
     if isinstance(image, Unreadable):
         return "", False
-    small = max(image.size) <= SIDE // 2
+    content, kind = small_picture(image, SIDE)
+    return data_url(content, kind), kind == "image/png"
+
+
+def small_picture(image: Image.Image, side: int) -> tuple[bytes, str]:
+    """An image that fits into a square, as a file, and its media type: PNG for one so small that its pixels show."""
+    small = max(image.size) <= side // 2
     image = image.copy()  # it may be one that is kept
-    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     if small:
         image.save(buffer, "png", optimize=True)
     else:
         image.save(buffer, "jpeg", quality=78, optimize=True)
-    return data_url(buffer.getvalue(), "image/png" if small else "image/jpeg"), small
+    return buffer.getvalue(), "image/png" if small else "image/jpeg"

@@ -1,0 +1,1 @@
+"""The studio: label images in a browser while a model is refitted behind, and take an adapter home."""

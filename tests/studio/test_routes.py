@@ -1,0 +1,128 @@
+"""The studio over HTTP, without a browser: what it says, what it refuses, what it makes."""
+
+import io
+import time
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import perlclip
+from perlclip.studio.project import NONE, SKIPPED
+from tests.studio.conftest import COLOURS, ask, draw
+
+
+def until(found, seconds=30):
+    end = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.02)
+    return value
+
+
+def test_from_an_empty_log_to_an_adapter(studio, tmp_path, backbone):
+    """Guesses before labels, better ones after; PERL behind; a check that finds a wrong label; an export that loads."""
+    folder = draw(tmp_path / "images", 40)
+    (folder / "broken.png").write_bytes(b"no image")
+    with studio(folder, every=12) as (address, worker):
+        state = until(lambda: (s := ask(address, "/api/state")[1])["looked"] == 40 and s)
+        assert state["images"] == 41 and state["queue"] == [] and state["classes"] == [] and state["unreadable"] == 1
+        names = ask(address, "/api/images")[1]["names"]
+        classes = {"classes": [[None, name] for name in COLOURS], "template": "a {} patch", "version": 0}
+        assert ask(address, "/api/classes", classes) == (200, {"version": 1})
+        state = until(lambda: (s := ask(address, "/api/state")[1])["queue"] and s)
+        assert len({place for place, _ in state["queue"]}) == 16 and worker.guesses.accuracy is None
+        numbers = {name: number for number, name in state["classes"]}
+        assert [c for c, _ in state["queue"][0][1]] and sum(p for _, p in state["queue"][0][1]) == pytest.approx(
+            1, abs=0.01
+        )
+
+        def label(place, value):
+            body = {"listing": state["listing"], "places": [place], "value": value, "by": "me"}
+            assert ask(address, "/api/label", body)[0] == 200
+
+        truth = [numbers.get(name.split("-")[-1].removesuffix(".png")) for name in names]
+        order = list(range(40))
+        for place in order[:30]:
+            label(place, truth[place])
+        label(31, truth[30])  # wrong
+        label(38, SKIPPED)
+        until(lambda: worker.perl and worker.guesses.labels.version == 33 and not worker.status.task)
+        table = ask(address, "/api/table")[1]
+        given, guess = np.frombuffer(table[: 8 * 41], "<i4").reshape(2, 41)
+        assert given[:30].tolist() == truth[:30] and given[38] == SKIPPED and given[40] == NONE == guess[40]
+        assert np.mean(guess[:40] == truth[:40]) > 0.9  # colours are easy, also for random weights
+        check = ask(address, "/api/check")[1]
+        assert [(s["place"], s["likely"]) for s in check["suspects"]] == [(31, truth[31])]
+        rows = ask(address, "/api/history")[1]
+        assert {row["kind"] for row in rows} == {"quick", "perl"} and rows[-1]["held"] > 0
+        assert ask(address, "/api/undo", {"listing": state["listing"], "by": "me"})[1]["places"] == [38]
+        maps = ask(address, "/api/look/3")[1]["maps"]
+        assert len(maps["answers"]) == 5 and set(maps["answers"]) <= set(COLOURS)
+        assert ask(address, "/api/ask", {"what": "export"})[0] == 200
+        done = until(lambda: ask(address, "/api/state")[1]["exported"])
+        assert done["files"] == ["adapter", "labels.csv", "report.html"] and done["method"] == "perl"
+        archive = zipfile.ZipFile(io.BytesIO(ask(address, "/api/export.zip")[1]))
+        assert {"adapter/adapter_config.json", "labels.csv", "report.html"} <= set(archive.namelist())
+    out = tmp_path / "images-adapter"
+    perlclip.load_adapter(out / "adapter", backbone=backbone)
+    listed = perlclip.load_images(out / "labels.csv")
+    assert len(listed) == 31 and set(listed.class_names) == set(COLOURS)
+    # Started again: nothing is looked at anew, the adapter is there, no label asks for a training.
+    with studio(folder, every=12) as (address, worker):
+        assert worker.features.have_N.sum() == 40 and worker.perl is not None
+        assert len(worker.project.labels().given()) == 31
+        before = len(worker.history)
+        until(lambda: worker.guesses)
+        assert len(worker.history) - before <= 1  # the undo was the last word
+
+
+def test_what_is_refused_and_what_hides(studio, tmp_path):
+    folder = draw(tmp_path / "images", 4)
+    (tmp_path / "secret.png").write_bytes((folder / "00-red.png").read_bytes())
+    with studio(folder) as (address, worker):
+        state = ask(address, "/api/state")[1]
+        for path in ("/static/..%2froutes.py", "/static/routes.py", "/thumbnail/4", "/thumbnail/-1", "/api/nothing"):
+            assert ask(address, path)[0] == 404, path
+        assert ask(address, "/thumbnail/../secret.png")[0] in (404, 422)
+        good = {"listing": state["listing"], "places": [0], "value": SKIPPED}
+        bad = [{}, good | {"listing": "x"}, good | {"places": "0"}, good | {"places": [True]}, good | {"value": 1.5}]
+        bad += [good | {"places": [9]}, good | {"value": 7}, good | {"stroke": "x" * 65}, [], b"{", b"[" * 99999]
+        for body in bad:
+            status, answer = ask(address, "/api/label", body)
+            assert 400 <= status < 500 and answer["error"], body
+        new = {"classes": [[None, "cat"]], "template": "a {}", "version": 0}
+        for change in (
+            {"version": 3},
+            {"template": "none"},
+            {"classes": [["", "x"]]},
+            {"classes": [[None, "x" * 300]]},
+        ):
+            assert 400 <= ask(address, "/api/classes", new | change)[0] < 500, change
+        assert ask(address, "/api/label", good, origin="http://evil.example")[0] == 403
+        assert ask(address, "/api/state", host="evil.example")[0] == 421
+        assert worker.project.version == 0
+        assert ask(address, "/api/ask", {"what": "train"})[0] == 200
+        until(lambda: "two classes" in ask(address, "/api/state")[1]["status"]["error"])
+        content = ask(address, "/thumbnail/0")[1]
+        assert Image.open(io.BytesIO(content)).size == (40, 32)
+        assert ask(address, "/api/export.zip")[0] == 404
+
+
+def test_a_training_can_be_stopped_and_a_label_does_not_wait_for_it(studio, tmp_path):
+    folder = draw(tmp_path / "images", 30)
+    with studio(folder, every=1000, recipe="strong") as (_, worker):
+        until(lambda: worker.features.have_N.all())
+        project = worker.project
+        project.set_classes([(None, name) for name in COLOURS])
+        for place in range(24):
+            project.label([place], place % 3)
+        worker.ask("train")
+        until(lambda: worker.status.task == "train" and worker.status.done > 0)
+        project.label([25], 1)
+        until(lambda: worker.guesses.labels.version == project.version)
+        assert worker.status.task == "train" and worker.perl is None
+        worker.ask("stop")
+        until(lambda: not worker.status.task)
+        assert worker.perl is None and not worker.status.error
