@@ -72,9 +72,9 @@ def _drawn(title: str, total: int, done: int) -> Iterator[Bar]:
 
 
 def _told(listener: Listener, title: str, total: int, done: int) -> Bar:
-    def advance(amount: int, note: str) -> None:
-        nonlocal done
-        done += amount
+    def advance(amount: int, note: str, now: int | None) -> None:
+        nonlocal done, total
+        done, total = done + amount, total if now is None else now
         listener(title, done, total, note)
 
     return Bar(advance)
