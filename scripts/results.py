@@ -40,10 +40,11 @@ RECIPE = "extended"  # of PERL, in what looks at its steps: by `fast` it hardly 
 IMAGES = 60  # of each test set, for the dynamics
 KEPT = ("analysis.json", "curves.csv", "curves.png", "drift.csv", "drift.png")  # of an analysis in depth
 
+STRONG = Benchmark(protocol="base-to-novel", methods=["perl"], recipe="strong")
 GRIDS = (
     Benchmark(protocol="all"),
     Benchmark(protocol="all", methods=["perl"], recipe=RECIPE),
-    Benchmark(protocol="base-to-novel", methods=["perl"], recipe="strong"),
+    STRONG,
     *(
         Benchmark(protocol=name, recipe=recipe)
         for recipe in ("fast", RECIPE)
@@ -76,8 +77,8 @@ class Job:
         return list(dict.fromkeys(run for grid in grids for run in grid.runs()))
 
     def perl(self) -> Iterator[Record]:
-        """The complete base-to-novel runs of PERL that pictures are made of, in the order of the suite."""
-        for run in replace(GRIDS[1], protocol="base-to-novel", seeds=self.seeds, datasets=self.datasets).runs():
+        """The complete base-to-novel runs of PERL as `fit` trains it, in the order of the suite."""
+        for run in replace(STRONG, seeds=self.seeds, datasets=self.datasets).runs():
             record = self.store.find(run, {})
             if record is None:
                 raise PerlclipError(f"run {run.name} is not complete: the stage `runs` comes first")
