@@ -175,11 +175,22 @@ def test_an_image_size_is_part_of_what_an_adapter_is_for(clip_folder, backbone, 
     perlclip.save_adapter(method, tmp_path / "a", class_names=["cat"], template="a {}.")
     loaded = perlclip.load_adapter(tmp_path / "a", device="cpu")
     assert loaded.method.backbone.preprocess.size == 48 and loaded.info["image_size"] == 48
+    assert loaded.info["backbone_family"] == "clip"
     with pytest.raises(PerlclipError, match="images of 48 pixels"):
         perlclip.load_adapter(tmp_path / "a", backbone=backbone)
     for wrong in (7, 5000, 33.5, True):
         with pytest.raises(PerlclipError, match="image_size must be a whole number from 8"):
             perlclip.load_backbone(str(clip_folder), image_size=wrong)
+
+
+def test_an_adapter_names_its_family_and_is_refused_on_another(family_backbone, backbone, tmp_path):
+    method = perlclip.create_method("perl", family_backbone("siglip"))
+    perlclip.save_adapter(method, tmp_path / "a", class_names=["cat"], template="a {}.")
+    info = perlclip.load_adapter(tmp_path / "a", device="cpu").info
+    assert info["backbone_family"] == "siglip" and "image_size" not in info
+    assert "(siglip)" in (tmp_path / "a" / "README.md").read_text()
+    with pytest.raises(PerlclipError, match=r"\(\w+, siglip\); it does not fit .* \(\w+, clip\)"):
+        perlclip.load_adapter(tmp_path / "a", backbone=backbone)
 
 
 # ---- OpenCLIP ----
@@ -227,6 +238,7 @@ WRONG = {
     "mask": (("text_cfg", "no_causal_mask", True), "no_causal_mask"),
     "width": (("vision_cfg", "width", 50), "a width that its heads do not divide"),
     "size": (("vision_cfg", "layers", "many"), "vision_cfg.layers = 'many', which is no size"),
+    "fewer": (("text_cfg", "layers", 5), "its weights have 'text_model.encoder.layers.*, for which its config has no"),
 }
 
 
@@ -241,7 +253,7 @@ def test_another_openclip_model_is_refused(clip_folder, tmp_path, change, words)
         perlclip.load_backbone(str(folder))
 
 
-def test_openclip_files_that_are_not_right_are_named(clip_folder, tmp_path):
+def test_openclip_files_that_are_not_right_are_named(clip_folder, backbone, tmp_path):
     from safetensors.torch import load_file, save_file
 
     folder = families.as_openclip(clip_folder, tmp_path / "openclip", act="quick_gelu")
@@ -256,6 +268,13 @@ def test_openclip_files_that_are_not_right_are_named(clip_folder, tmp_path):
     save_file({**tensors, "ln_final.bias": torch.zeros(5)}, weights)
     with pytest.raises(PerlclipError, match=r"'text_model.final_layer_norm.bias' of shape \(5,\)"):
         perlclip.load_backbone(str(folder))
+    save_file({**tensors, "text_projection.weight": torch.zeros(2)}, weights)
+    with pytest.raises(PerlclipError, match=r"has a tensor 'text_projection.weight', which no CLIP"):
+        perlclip.load_backbone(str(folder))
+    named = {f"text.{key}" if not key.startswith(("visual", "logit")) else key: value for key, value in tensors.items()}
+    save_file({**named, "logit_scale": tensors["logit_scale"].view(1), "logit_bias": torch.tensor(-9.0)}, weights)
+    same = perlclip.load_backbone(str(folder), device="cpu")
+    assert same.logit_bias == -9 and torch.equal(same.encode_text(["ox"]), backbone.encode_text(["ox"]))
     weights.unlink()
     with pytest.raises(PerlclipError, match="what is pickled is not opened"):
         perlclip.load_backbone(str(folder))

@@ -193,6 +193,10 @@ def _of_openclip(source: str) -> Parts | None:
         wanted = CLIPModel(found.config).state_dict()
     _require_weights(key for key in wanted if key not in found.state and not key.endswith("position_ids"))
     for key, tensor in found.state.items():
+        if key == "logit_bias":  # which a CLIP may have been trained with, but has no place for
+            continue
+        if key not in wanted:
+            raise PerlclipError(f"its weights have {key!r}, for which its config has no place")
         if tensor.shape != wanted[key].shape:
             shapes = tuple(tensor.shape), tuple(wanted[key].shape)
             raise PerlclipError(
@@ -201,6 +205,8 @@ def _of_openclip(source: str) -> Parts | None:
     state = {key: tensor.float() for key, tensor in found.state.items()}
     own = any(_find(source, name) for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json"))
     tokenizer = _tokenizer(source if own else found.tokenizer)
+    if tokenizer.eos_token_id != found.config.text_config.vocab_size - 1:
+        raise PerlclipError("its texts are read at the largest token, and that is not the tokenizer's end of text")
     return Parts(family=CLIP, state=state, config=found.config, tokenizer=tokenizer, processor=found.processor)
 
 

@@ -31,7 +31,7 @@ READ: dict[str, dict[str, Any]] = {
 # What may be said beside that: nothing in a frozen ViT depends on it.
 IDLE = {
     "": {"custom_text", "init_logit_bias", "init_logit_scale", "nonscalar_logit_scale", "output_dict", "cast_dtype"},
-    "vision": {"patch_dropout", "output_tokens", "input_patchnorm_dropout"},
+    "vision": {"patch_dropout", "output_tokens"},
     "text": {"hf_tokenizer_name", "tokenizer_kwargs", "output_tokens", "pad_id"},
 }
 # And what may be said if it says what is so here.
@@ -44,18 +44,21 @@ USUAL: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-NAMES = {
+TENSORS = {
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "visual.conv1": "vision_model.embeddings.patch_embedding",
-    "visual.ln_pre": "vision_model.pre_layrnorm",
-    "visual.ln_post": "vision_model.post_layernorm",
+    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
     "visual.proj": "visual_projection.weight",
     "positional_embedding": "text_model.embeddings.position_embedding.weight",
-    "token_embedding": "text_model.embeddings.token_embedding",
-    "ln_final": "text_model.final_layer_norm",
+    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
     "text_projection": "text_projection.weight",
     "logit_scale": "logit_scale",
+    "logit_bias": "logit_bias",
+}
+NORMS = {
+    "visual.ln_pre": "vision_model.pre_layrnorm",
+    "visual.ln_post": "vision_model.post_layernorm",
+    "ln_final": "text_model.final_layer_norm",
 }
 BLOCKS = re.compile(r"(visual\.|)transformer\.resblocks\.(\d+)\.(.+)")
 IN_BLOCKS = {
@@ -63,7 +66,6 @@ IN_BLOCKS = {
     "mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2",
 }  # fmt: skip
 TRANSPOSED = ("visual.proj", "text_projection")
-LEFT_OUT = ("attn_mask", "logit_bias")
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,11 @@ def convert(config: Path, weights: Path) -> Converted:
         raise PerlclipError(f"cannot read {CONFIG}: {error}") from error
     if not isinstance(said, dict) or not isinstance(said.get("model_cfg"), dict):
         raise PerlclipError(f"{CONFIG} has no model_cfg")
-    model, views = said["model_cfg"], said.get("preprocess_cfg") or {}
-    text = model.get("text_cfg")
+    model, views = said["model_cfg"], said.get("preprocess_cfg")
     found = _config(model)
+    processor = _processor(views if isinstance(views, dict) else {}, found)
     state = dict(_renamed(load_file(weights)))
-    return Converted(state, found, _processor(views, found), (text or {}).get("hf_tokenizer_name") or TOKENIZER)
+    return Converted(state, found, processor, model["text_cfg"].get("hf_tokenizer_name") or TOKENIZER)
 
 
 def _config(model: Mapping[str, Any]) -> Any:
@@ -130,17 +132,16 @@ def _read(said: Any, part: str) -> dict[str, Any]:
     if not isinstance(said, Mapping):
         raise PerlclipError(f"{CONFIG} lacks a part of a model: {part or 'model'}_cfg")
     where = f"{part}_cfg." if part else ""
-    values = dict(READ[part])
-    if part:
-        values["eps"] = (said.get("norm_kwargs") or {}).get("eps", 1e-5)
+    values, eps = dict(READ[part]), {"eps": 1e-5} if part else {}
     for key, value in said.items():
         if key in values:
-            values[key] = value
-        elif key not in IDLE[part] and key != "norm_kwargs" and value not in (None, False, USUAL[part].get(key)):
+            square = isinstance(value, list) and len(value) == 2 and value[0] == value[1]
+            values[key] = value[0] if square else value
+        elif key == "norm_kwargs" and isinstance(value, Mapping) and value.keys() <= eps.keys():
+            eps |= value
+        elif key not in IDLE[part] and value and value != USUAL[part].get(key):
             raise PerlclipError(f"{CONFIG} has {where}{key} = {value!r}: it is no CLIP of two ViTs, and not supported")
-    if isinstance(values.get("image_size"), list) and len(set(values["image_size"])) == 1:
-        values["image_size"] = values["image_size"][0]
-    return values
+    return values | eps
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -151,13 +152,14 @@ def _renamed(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
             side, number, rest = found.groups()
             yield from _of_block(f"{'vision' if side else 'text'}_model.encoder.layers.{number}.", rest, tensor)
             continue
-        if name in LEFT_OUT:
-            continue
-        module, dot, kind = ("", "", name) if name in NAMES else name.rpartition(".")
-        wanted = NAMES.get(name) or NAMES.get(module)
-        if wanted is None:
+        module, _, kind = name.rpartition(".")
+        if name in TENSORS:
+            tensor = tensor.reshape(()) if name.startswith("logit") and tensor.numel() == 1 else tensor
+            yield TENSORS[name], tensor.T.contiguous() if name in TRANSPOSED else tensor
+        elif module in NORMS:
+            yield f"{NORMS[module]}.{kind}", tensor
+        elif name != "attn_mask":  # a constant
             raise PerlclipError(f"{WEIGHTS} has a tensor {key!r}, which no CLIP of two ViTs has")
-        yield f"{wanted}{dot}{kind if dot else ''}", tensor.T.contiguous() if name in TRANSPOSED else tensor
 
 
 def _of_block(layer: str, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -186,6 +188,12 @@ def _processor(views: Mapping[str, Any], config: Any) -> Any:
         crop_size=square,
         do_center_crop=mode != "squash",
         resample=RESAMPLE[name or "bicubic"],
-        image_mean=list(views.get("mean") or MEAN),
-        image_std=list(views.get("std") or STD),
+        image_mean=_three(views.get("mean") or MEAN),
+        image_std=_three(views.get("std") or STD),
     )
+
+
+def _three(numbers: Any) -> list[float]:
+    if not isinstance(numbers, list | tuple) or [type(n) in (int, float) for n in numbers] != [True] * 3:
+        raise PerlclipError(f"{CONFIG} has {numbers!r} where three numbers are needed, for red, green and blue")
+    return list(numbers)

@@ -65,6 +65,8 @@ class Answering:
             if self.t0_CE is not None:
                 zero_BC = self.method.similarity(self.method.backbone.encode_image(images), self.t0_CE)
                 texts_BC = head.share * texts_BC + (1 - head.share) * zero_BC
+            if not len(self.trained_T):
+                return texts_BC, texts_BC
             seen_BF = self._features(v_KBE)[-1]
             both_BT = head.text * texts_BC[:, self.trained_T] + head.scale * (seen_BF @ self.weight_TE.T + self.bias_T)
             return texts_BC.index_copy(-1, self.trained_T, both_BT), texts_BC
