@@ -26,15 +26,17 @@ from perlclip.serve.guard import Refusal, busy
 
 MEMORY = 2048 * MIB  # that a decoder may take beyond what it starts with
 PIXELS, SENTENCE = b"+", b"-"
+CPU = torch.device("cpu")
 
 
 class Decoders:
     """So many decoding processes; `deaths` counts those that had to be replaced."""
 
     def __init__(
-        self, views: Views, size: int, *, workers: int = 2, max_pixels: int = 50_000_000, seconds: float = 10.0
-    ) -> None:
-        self.size, self.seconds, self.deaths = size, seconds, 0
+        self, views: Views, size: int, *, device: torch.device = CPU, workers: int = 2,
+        max_pixels: int = 50_000_000, seconds: float = 10.0,
+    ) -> None:  # fmt: skip
+        self.size, self.device, self.seconds, self.deaths = size, device, seconds, 0
         # Forked from a process that has only imported what is needed: one with threads or CUDA cannot be forked, and a
         # fresh one would take seconds.
         self._context = multiprocessing.get_context("forkserver")
@@ -65,7 +67,8 @@ class Decoders:
             self._idle.put(decoder)
         if reply[:1] == SENTENCE:
             raise Refusal(422, reply[1:].decode(errors="replace"))
-        return torch.from_numpy(np.frombuffer(bytearray(reply[1:]), np.float32).reshape(3, self.size, self.size))
+        view = torch.from_numpy(np.frombuffer(bytearray(reply[1:]), np.float32).reshape(3, self.size, self.size))
+        return view.to(self.device)  # here, one by one: a batch of them would keep the engine waiting
 
     def pids(self) -> list[int]:
         """Of the decoders that have nothing to do right now."""

@@ -82,8 +82,8 @@ class Service:
         self.backbone = backbone
         self.shelf = Shelf(folder, backbone, max_bytes=config.cache_bytes)
         self.decoders = Decoders(
-            backbone.preprocess, backbone.preprocess.size, workers=config.workers, max_pixels=config.max_pixels,
-            seconds=config.decode_seconds,
+            backbone.preprocess, backbone.preprocess.size, device=backbone.device, workers=config.workers,
+            max_pixels=config.max_pixels, seconds=config.decode_seconds,
         )  # fmt: skip
         self.batcher = Batcher(
             Engine(backbone), batch_size=config.batch_size, max_wait_ms=config.max_wait_ms, max_rows=config.max_rows
