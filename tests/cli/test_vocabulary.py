@@ -10,6 +10,8 @@ from perlclip.cli import main
 from perlclip.data import ON_ERROR, survey, train_and_val
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.registry import default_recipe
+from perlclip.serve.guard import Limits
+from perlclip.serve.service import ServiceConfig
 from tests.cli.test_cli import run
 
 PAIRS = [
@@ -31,6 +33,9 @@ PAIRS = [
     ("set-thresholds", perlclip.set_thresholds, {"workers"}),
     ("calibrate", Classifier.calibrate, {"batch_size", "workers"}),
     ("analyze", perlclip.analysis.analyze, {"cases", "how", "workers"}),
+    ("serve", ServiceConfig, {"batch_size", "max_wait_ms", "max_rows", "workers", "max_pixels"}),
+    ("serve", Limits, {"host", "port", "seconds"}),
+    ("serve", perlclip.load_backbone, {"device", "dtype"}),
 ]
 
 
