@@ -60,7 +60,7 @@ class World:
         name = str(vit_b16(folder / "clip")) if options.backbone == "vit-b16" else options.backbone
         self.name = name
         self.backbone = perlclip.load_backbone(name, device=options.device, dtype=options.dtype)
-        self.names = [f"a{n:03}" for n in range(max(MIXES))]
+        self.names = [f"a{n:03}" for n in range(max(NEEDS[part] for part in options.parts or PARTS))]
         for n, adapter in enumerate(self.names):
             perlclip.save_adapter(random_adapter(self.backbone, options.classes, n), self.adapters / adapter)
         self.files = [picture(seed, options.pixels) for seed in range(64)]
@@ -435,6 +435,8 @@ PARTS = {
     "hostile": hostile,
     "kill": kill,
 }
+
+NEEDS = dict(mix=max(MIXES), load=16, share=10, threads=100, memory=100, hostile=16, kill=16)  # adapters
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from perlclip.export.onnx_graph import export_backbone
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.registry import default_recipe
 from perlclip.serve.guard import Limits
+from perlclip.serve.service import ServiceConfig
 from perlclip.studio.worker import Worker
 from tests.cli.test_cli import run
 
@@ -41,6 +42,9 @@ PAIRS = [
     ("studio", Limits, {"host", "token"}),
     ("calibrate", Classifier.calibrate, {"batch_size", "workers"}),
     ("analyze", perlclip.analysis.analyze, {"cases", "how", "workers"}),
+    ("serve", ServiceConfig, {"batch_size", "max_wait_ms", "max_rows", "workers", "max_pixels"}),
+    ("serve", Limits, {"host", "port", "seconds"}),
+    ("serve", perlclip.load_backbone, {"device", "dtype"}),
 ]
 
 

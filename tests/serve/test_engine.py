@@ -5,7 +5,7 @@ import torch
 
 from perlclip.errors import PerlclipError
 from perlclip.inference.classifier import Classifier
-from perlclip.serve import sheets
+from perlclip.serve import engine, sheets
 from perlclip.serve.engine import Engine, ImageRow, Loaded
 from perlclip.thinking.limits import clock
 from tests.common import random_pixels
@@ -81,11 +81,11 @@ def test_steps_thresholds_and_budgets_are_each_rows_own(backbone, loaded, pixels
 
 def test_what_is_late_takes_no_more_steps(backbone, loaded, pixels):
     plain = [one for one in loaded if one.name.startswith(("plain", "rising"))]
-    engine = Engine(backbone)
+    mine = Engine(backbone)
     rows = [row_of(pixels[0], one, until=clock() - 1) for one in plain]
-    assert {one.steps for one in engine.answer(rows)} == {0}
+    assert {one.steps for one in mine.answer(rows)} == {0}
     rows = [row_of(pixels[0], one, steps=2, until=clock() + 99) for one in plain]
-    assert {one.steps for one in engine.answer(rows)} == {2}
+    assert {one.steps for one in mine.answer(rows)} == {2}
 
 
 def test_rejection_and_sets_are_those_of_the_adapter(backbone, loaded, pixels):
@@ -128,3 +128,28 @@ def test_what_cuda_does_with_many_lists_is_the_same(backbone, loaded, pixels, mo
     rows = [row_of(pixels[1], one, one.classifier.wanted(top_k=3)) for one in loaded if one.sheet]
     for row, found in zip(rows, Engine(backbone).answer(rows), strict=True):
         assert_same(found, alone(row))
+
+
+def test_a_batch_as_it_is_recorded_for_cuda_is_the_same(backbone, loaded, pixels, monkeypatch):
+    """Padded to a power of two, with the projectors as an input: here it is run without being recorded."""
+    sizes = []
+
+    class Plainly:
+        on = True
+
+        def __init__(self, work, device, mode):
+            self.work = work
+
+        def __call__(self, *inputs):
+            sizes.append(tuple(len(each) for each in inputs))
+            return self.work(*inputs)
+
+    monkeypatch.setattr(engine, "Compiled", Plainly)
+    of_one_shape = [one for one in loaded if one.name in ("plain-0", "plain-1", "plain-2", "vision-1", "vision-2")]
+    for views in (pixels, [pixels[0]] * 5):
+        rows = [
+            row_of(view, one, one.classifier.wanted(top_k=2)) for view, one in zip(views, of_one_shape, strict=True)
+        ]
+        for row, found in zip(rows, Engine(backbone).answer(rows), strict=True):
+            assert_same(found, alone(row))
+    assert sizes == [(8, 8, 8), (1, 8, 8)]

@@ -105,6 +105,7 @@ def test_options_are_those_of_predict(service, classifiers):
         ({"sets": "laps", "coverage": 0.5}, 400, "did you mean"),
         ({"stepps": 1}, 400, "stepps"),
         ({"images": "abc"}, 400, "list"),
+        ({"max_mean_steps": 1e308, "steps": 9}, 400, "from 0 to 4"),
         ({"images": [b64(png())] * 8, "adapters": [f"a{i}" for i in range(20)]}, 400, "at most 64"),
     ],
 )  # fmt: skip

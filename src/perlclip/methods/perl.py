@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perlclip.backbone import Backbone, Images, Refinement, SharedText, Tokens, Tower, cls_rows
+from perlclip.backbone import Backbone, FrozenImages, Images, Refinement, SharedText, Tokens, Tower, cls_rows
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.methods.base import ClassState, Method, cosine_distance
 from perlclip.methods.parts import require_start
@@ -281,6 +281,16 @@ class Thinking:
         return replace(self, refinement=refinement, think=think, h_BD=h_bD, thoughts=thoughts)
 
 
+def begin_thinking(images: FrozenImages, depths: tuple[int, ...], steps: int, think: Think) -> Thinking:
+    """Images at step 0, h0 = Pool(R(S)) with S = B(x); there is room for so many steps."""
+    s_BND = images.rows(depths[0])
+    # In training the graph has copies of S for each step; where it is only looked at, it needs none.
+    room = 0 if torch.is_grad_enabled() else steps
+    with images.with_graph():
+        refinement = Refinement(images.tower, s_BND, cls_rows(s_BND), depths[0], room)
+    return Thinking(refinement, think, depths, images.pooled(refinement.pool))
+
+
 @dataclass(kw_only=True)
 class PerlState(ClassState):
     """The class prompts run through the frozen base of the text tower, in groups of about one length."""
@@ -422,13 +432,8 @@ class Perl(Method):
 
     def begin(self, images: Images) -> Thinking:
         """Images at step 0, h0 = Pool(R(S)) with S = B(x), to be taken on step by step."""
-        images, vision, depth = self.frozen(images), self.backbone.vision, self.config.depths("vision")[0]
-        s_BND = images.rows(depth)
-        # In training the graph has copies of S for each step; where it is only looked at, it needs none.
-        room = 0 if torch.is_grad_enabled() else self.image_steps
-        with images.with_graph():
-            refinement = Refinement(vision, s_BND, cls_rows(s_BND), depth, room)
-        return self._thinking("vision", refinement, images.pooled(refinement.pool))
+        think, depths = partial(self._think, "vision"), self.config.depths("vision")
+        return begin_thinking(self.frozen(images), depths, self.image_steps, think)
 
     def _thinking(self, side: str, refinement: Refinement, h0_BD: Tensor) -> Thinking:
         return Thinking(refinement, partial(self._think, side), self.config.depths(side), h0_BD)

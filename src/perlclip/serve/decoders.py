@@ -26,15 +26,18 @@ from perlclip.serve.guard import Refusal, busy
 
 MEMORY = 2048 * MIB  # that a decoder may take beyond what it starts with
 PIXELS, SENTENCE = b"+", b"-"
+LONGEST = 4096  # bytes of a sentence
+CPU = torch.device("cpu")
 
 
 class Decoders:
     """So many decoding processes; `deaths` counts those that had to be replaced."""
 
     def __init__(
-        self, views: Views, size: int, *, workers: int = 2, max_pixels: int = 50_000_000, seconds: float = 10.0
-    ) -> None:
-        self.size, self.seconds, self.deaths = size, seconds, 0
+        self, views: Views, size: int, *, device: torch.device = CPU, workers: int = 2,
+        max_pixels: int = 50_000_000, seconds: float = 10.0,
+    ) -> None:  # fmt: skip
+        self.size, self.device, self.seconds, self.deaths = size, device, seconds, 0
         # Forked from a process that has only imported what is needed: one with threads or CUDA cannot be forked, and a
         # fresh one would take seconds.
         self._context = multiprocessing.get_context("forkserver")
@@ -53,7 +56,9 @@ class Decoders:
         """The same, waiting."""
         decoder = self._idle.get()
         try:
-            reply = decoder.ask(data, self.seconds)
+            reply = decoder.ask(data, self.seconds, 1 + 12 * self.size**2 + LONGEST)
+            if reply[:1] != SENTENCE and len(reply) != 1 + 12 * self.size**2:
+                raise EOFError
         except (OSError, EOFError) as error:
             self.deaths += 1
             decoder.end()
@@ -65,7 +70,8 @@ class Decoders:
             self._idle.put(decoder)
         if reply[:1] == SENTENCE:
             raise Refusal(422, reply[1:].decode(errors="replace"))
-        return torch.from_numpy(np.frombuffer(bytearray(reply[1:]), np.float32).reshape(3, self.size, self.size))
+        view = torch.from_numpy(np.frombuffer(bytearray(reply[1:]), np.float32).reshape(3, self.size, self.size))
+        return view.to(self.device)  # here, one by one: a batch of them would keep the engine waiting
 
     def pids(self) -> list[int]:
         """Of the decoders that have nothing to do right now."""
@@ -90,11 +96,12 @@ class _Decoder:
         self.process.start()
         theirs.close()
 
-    def ask(self, data: bytes, seconds: float) -> bytes:
+    def ask(self, data: bytes, seconds: float, most: int) -> bytes:
+        """Its reply, of at most so many bytes: an OSError or EOFError from one that is not to be asked again."""
         self.channel.send_bytes(data)
         if not self.channel.poll(seconds):
             raise TimeoutError
-        reply: bytes = self.channel.recv_bytes()
+        reply: bytes = self.channel.recv_bytes(most)
         return reply
 
     def end(self) -> None:
@@ -120,7 +127,7 @@ def _work(channel: Connection, views: Views, max_pixels: int) -> None:
             view = views.test_view(read_image(data)).float().contiguous()
             reply = PIXELS + view.numpy().tobytes()
         except PerlclipError as error:
-            reply = SENTENCE + str(error)[:1000].encode(errors="replace")
+            reply = SENTENCE + str(error)[: LONGEST // 4].encode(errors="replace")
         except Exception as error:  # of the preprocessing, such as MemoryError
             reply = SENTENCE + f"an image cannot be prepared: {type(error).__name__}".encode()
         channel.send_bytes(reply)

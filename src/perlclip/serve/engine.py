@@ -11,18 +11,23 @@ Shapes: I images, B rows, b some of them, K steps, C classes, E embedding width,
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from perlclip.backbone import Backbone, FrozenImages
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
 from perlclip.errors import PerlclipError
 from perlclip.inference.classifier import AnswerForm, Classifier, Prediction
-from perlclip.methods.perl import Perl, RowThink, Shape, Thinking
+from perlclip.methods.perl import Perl, RowThink, Shape, Thinking, begin_thinking
 from perlclip.serve.sheets import Sheet, Sheets
 from perlclip.thinking.limits import Budget, Pace, clock
 from perlclip.thinking.policy import ALL_STEPS, Plan, Policy, Steps, settled
+
+GRAPHS = 4  # shapes and numbers of steps that are recorded, each in the sizes that come
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,6 +70,11 @@ class ImageRow:
     max_mean_steps: float | None = None
     until: float | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether it thinks all the way, as without being told anything."""
+        return self.steps is None and self.max_mean_steps is None and self.until is None
+
     def plan(self) -> Plan | None:
         """Refused if the adapter cannot think so; None is all the way."""
         steps = "adaptive" if self.steps is None and self.until is not None else self.steps
@@ -72,11 +82,16 @@ class ImageRow:
 
 
 class Engine:
-    """Answers rows; for one thread at a time."""
+    """Answers rows; for one thread at a time.
 
-    def __init__(self, backbone: Backbone) -> None:
-        self.backbone = backbone
+    `compile="auto"` replays small batches as CUDA graphs where there is CUDA: those whose rows all think in one shape,
+    all the way, about different images or about one.
+    """
+
+    def __init__(self, backbone: Backbone, *, compile: str = "auto") -> None:
+        self.backbone, self.compile = backbone, compile
         self.pace = Pace()
+        self._recorded: dict[tuple[Shape, int], Compiled] = {}
 
     @torch.no_grad()
     def answer(self, rows: Sequence[ImageRow]) -> list[Prediction | PerlclipError]:
@@ -101,6 +116,8 @@ class Engine:
         image_B = [images.setdefault(id(row.pixels), len(images)) for row in rows]
         views = {id(row.pixels): row.pixels for row in rows}
         pixels = torch.stack([views[key] for key in images]).to(self.backbone.device, non_blocking=True)
+        if (replayed := self._replay(rows, pixels, image_B)) is not None:
+            return _said(rows, replayed, [len(replayed) - 1] * len(rows))
         frozen = self.backbone.frozen(pixels)
         groups: dict[Shape, list[int]] = {}
         plans: list[Plan | None] = []
@@ -128,15 +145,11 @@ class Engine:
 
     def _think(self, frozen: FrozenImages, image_b: list[int], batch: "_Batch") -> Tensor:
         """The embeddings of every step, (K+1, b, E); a row that has stopped keeps its last one."""
-        rows, project = batch.rows, self.backbone.vision.project
-        longest = max((row.adapter.classifier.method for row in rows), key=lambda method: method.image_steps or 0)
-        assert isinstance(longest, Perl) and rows[0].adapter.shape
-        thinking = longest.begin(frozen)
-        think = RowThink(rows[0].adapter.shape, _projectors(rows))
-        if image_b != list(range(len(frozen))):
-            thinking = thinking.of(torch.tensor(image_b, device=frozen.device))
-        thinking = replace(thinking, think=think)
-        v = [project(thinking.h_BD)]
+        rows, shape = batch.rows, batch.rows[0].adapter.shape
+        assert shape
+        own = None if image_b == list(range(len(frozen))) else torch.tensor(image_b, device=frozen.device)
+        thinking = _begin(frozen, shape, max(batch.most), _projectors(rows), own)
+        v = [self.backbone.vision.project(thinking.h_BD)]
         going = list(range(len(rows)))
         for budget, mine in batch.budgets.values():
             budget.begin(len(mine))
@@ -149,7 +162,8 @@ class Engine:
                 thinking = thinking.of(torch.tensor([place[row] for row in onwards], device=frozen.device))
                 going = onwards
             began = clock()
-            thinking, v_bE = _step(thinking, self.backbone)
+            thinking = thinking.step()
+            v_bE = self.backbone.vision.project(thinking.h_BD)
             if batch.timed:
                 v_bE[0, 0].item()  # waits for the device
                 self.pace.note(len(going), clock() - began)
@@ -157,6 +171,49 @@ class Engine:
             for i in going:
                 batch.stops[i] = k + 1
         raise AssertionError
+
+    def _replay(self, rows: Sequence[ImageRow], pixels: Tensor, image_B: list[int]) -> Tensor | None:
+        """The embeddings of every step, from a graph that has been recorded for this size; None where there is none."""
+        shape, steps, images = rows[0].adapter.shape, rows[0].adapter.steps or 0, len(pixels)
+        if shape is None or len(rows) > SMALL or images not in (1, len(rows)):
+            return None
+        if any(row.adapter.shape != shape or row.adapter.steps != steps or not row.plain for row in rows):
+            return None
+        if (shape, steps) not in self._recorded and len(self._recorded) < GRAPHS:
+            work = partial(_all_steps, self.backbone, shape, steps)
+            self._recorded[shape, steps] = Compiled(work, self.backbone.device, self.compile)
+        compiled = self._recorded.get((shape, steps))
+        if compiled is None or not compiled.on:
+            return None
+        more = (1 << (len(rows) - 1).bit_length()) - len(rows)  # a graph for each power of two, not for each number
+        w_BnP = F.pad(_projectors(rows), (0, 0, 0, 0, 0, more))
+        if images > 1:
+            pixels, image_B = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, more)), [*image_B, *range(images, images + more)]
+        else:
+            image_B = [0] * (len(rows) + more)
+        (v_KBE,) = compiled(pixels, w_BnP, torch.tensor(image_B, device=pixels.device))
+        return v_KBE[:, : len(rows)].clone()  # the next call writes there
+
+
+def _begin(frozen: FrozenImages, shape: Shape, steps: int, w_BnP: Tensor, image_B: Tensor | None) -> Thinking:
+    """Rows at step 0: of each image what it needs once, then by rows."""
+    think = RowThink(shape, w_BnP)
+    thinking = begin_thinking(frozen, shape.depths, steps, think)
+    if image_B is None:
+        return thinking
+    return replace(replace(thinking, think=_no_thought).of(image_B), think=think)
+
+
+def _no_thought(k: int, h_BD: Tensor) -> list[Tensor]:
+    raise AssertionError("images do not think; rows do")
+
+
+def _all_steps(
+    backbone: Backbone, shape: Shape, steps: int, pixels: Tensor, w_BnP: Tensor, image_B: Tensor
+) -> list[Tensor]:
+    """What a graph records."""
+    thinking = _begin(backbone.frozen(pixels), shape, steps, w_BnP, image_B)
+    return [torch.stack([backbone.vision.project(h_BD) for h_BD in thinking.states(steps)])]
 
 
 class _Batch:
@@ -207,11 +264,6 @@ class _Batch:
             wanting = sorted((i for i in mine if i in value and i not in done), key=lambda i: value[i])
             done |= set(wanting[budget.grant(len(wanting)) :])
         return [i for i in rows if i not in done]
-
-
-def _step(thinking: Thinking, backbone: Backbone) -> tuple[Thinking, Tensor]:
-    thinking = thinking.step()
-    return thinking, backbone.vision.project(thinking.h_BD)
 
 
 def _projectors(rows: Sequence[ImageRow]) -> Tensor:

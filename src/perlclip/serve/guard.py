@@ -13,6 +13,7 @@ import hmac
 import logging
 import re
 import secrets
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ try:
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
@@ -208,6 +210,8 @@ class _Exchange:
             self.refusal = Refusal(504, sentence) if self.whole else Refusal(408, late, connection="close")
         except Refusal as refusal:
             self.refusal = refusal
+        except ClientDisconnect:  # nobody is there to be answered
+            return
         except Exception:
             if self.refusal is None:  # the app's own failure, not that of a body cut short
                 log.exception("failed: %s %s", self.scope["method"], self.scope["path"])
@@ -264,7 +268,10 @@ class _Exchange:
         scope = self.scope
         if not self.guard.limits.token or scope["path"] != "/" or scope["method"] != "GET":
             return None
-        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=20).get("token", [])
+        try:
+            given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=20).get("token", [])
+        except ValueError:  # too many fields
+            return None
         if not given or not self.guard.has_token(given[0]):
             return None
         cookie = f"{COOKIE}={given[0]}; Path=/; HttpOnly; SameSite=Strict"
@@ -344,6 +351,10 @@ class _Impatient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # for one who never reads the answer
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(3000 * HEAD_SECONDS))
         self._watch()
 
     def data_received(self, data: bytes) -> None:

@@ -26,6 +26,8 @@ from perlclip.thinking.limits import check_limits, clock
 from perlclip.trust.conformal import KIND
 from perlclip.trust.rejection import RATE
 
+LABELS = 100_000  # of all answers to a request
+
 
 class Options(BaseModel):
     """What `Classifier.predict` takes, under the same names."""
@@ -82,8 +84,8 @@ class Service:
         self.backbone = backbone
         self.shelf = Shelf(folder, backbone, max_bytes=config.cache_bytes)
         self.decoders = Decoders(
-            backbone.preprocess, backbone.preprocess.size, workers=config.workers, max_pixels=config.max_pixels,
-            seconds=config.decode_seconds,
+            backbone.preprocess, backbone.preprocess.size, device=backbone.device, workers=config.workers,
+            max_pixels=config.max_pixels, seconds=config.decode_seconds,
         )  # fmt: skip
         self.batcher = Batcher(
             Engine(backbone), batch_size=config.batch_size, max_wait_ms=config.max_wait_ms, max_rows=config.max_rows
@@ -106,12 +108,15 @@ class Service:
             raise Refusal(413, f"a request has at most {self.config.max_images} images, not {len(files)}")
         with self.batcher.reserve(len(files) * len(names)):
             asked = [await self._asked(name, options) for name in names]
+            said = sum(len(one.classifier.class_names) if options.coverage else form.top_k for one, form in asked)
+            if said * len(files) > LABELS:
+                raise Refusal(413, f"an answer has at most {LABELS:,} labels: ask for fewer images, adapters or top_k")
             views = await self._views(files, options)
             until = None if options.max_ms is None else came + options.max_ms / 1000
-            mean = options.max_mean_steps and round(options.max_mean_steps, 2)  # of which an adapter keeps accounts
             rows = [
                 ImageRow(
-                    pixels=view, adapter=adapter, wanted=wanted, steps=options.steps, max_mean_steps=mean, until=until
+                    pixels=view, adapter=adapter, wanted=wanted, steps=options.steps,
+                    max_mean_steps=_account(options, adapter), until=until,
                 )
                 for view in views if isinstance(view, Tensor) for adapter, wanted in asked
             ]  # fmt: skip
@@ -159,6 +164,12 @@ class Service:
 
     async def _later(self, work: Any, *inputs: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._loader, work, *inputs)
+
+
+def _account(options: Options, adapter: Loaded) -> float | None:
+    """The budget, of which an adapter keeps an account for each: to the hundredth, and no more than there are steps."""
+    mean = options.max_mean_steps
+    return None if mean is None else min(round(mean, 2), float(adapter.steps or 0))
 
 
 def _reason(error: BaseException) -> Refusal:

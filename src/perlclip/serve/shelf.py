@@ -71,10 +71,11 @@ class Shelf:
             return {name: kept.bytes for name, kept in self._kept.items()}
 
     def known(self, name: str) -> Loaded | None:
-        """An adapter that is loaded and has not changed; does not wait for anything but a look at the file's date."""
+        """An adapter if it is loaded and has not changed, after a look at its file's date; refused if there is none."""
         with self._lock:
             kept = self._kept.get(name)
         if kept is None:
+            self._stamp(name)
             return None
         if clock() - kept.checked > FRESH:
             if kept.stamp != self._stamp(name):
