@@ -58,5 +58,5 @@ def predict(model, adapters, images, which):
 
 if __name__ == "__main__":
     images, which = sys.argv[3::2], [int(n) for n in sys.argv[4::2]]
-    for path, (names, p) in zip(images, predict(*sys.argv[1:2], sys.argv[2].split(","), images, which), strict=True):
+    for path, (names, p) in zip(images, predict(sys.argv[1], sys.argv[2].split(","), images, which), strict=True):
         print(f"{path}\t{names[p.argmax()]}\t{p.max():.4f}")

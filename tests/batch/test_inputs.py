@@ -97,6 +97,9 @@ def test_what_is_damaged_is_a_row_and_what_is_gone_an_error(places, tmp_path):
         *rest, (key, last) = read_piece(piece, tmp_path / "listed")
         assert len(rest) <= count and key == str(tmp_path / name) and isinstance(last, Unreadable)
         assert name in last.reason
+    (tmp_path / "none.tar").write_bytes(b"\0" * 2048)
+    with pytest.raises(PerlclipError, match="has changed since the job began"):
+        list(read_piece(piece, tmp_path / "listed"))
     with pytest.raises(FileNotFoundError):
         list(read_piece(Piece(kind="archive", where=str(tmp_path / "gone.tar")), tmp_path / "listed"))
 

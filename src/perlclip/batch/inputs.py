@@ -107,10 +107,10 @@ def make_plan(sources: Iterable[str], listed: Path, shard_size: int, stdin: IO[b
 def read_piece(piece: Piece, listed: Path) -> Iterator[Found]:
     """Every image of a piece with its key, always in the same order; where it is damaged stands one unreadable image.
 
-    A file that is gone is an error: a disk that is not there today may be tomorrow.
+    A file that is gone is an error: a disk that is not there today may be tomorrow. So is an archive that has changed.
     """
-    if piece.kind != "list" and not is_address(piece.where):
-        Path(piece.where).stat()
+    if piece.kind != "list" and not is_address(piece.where) and Path(piece.where).stat().st_size != piece.size:
+        raise PerlclipError(f"{piece.where} has changed since the job began; give another folder to begin again")
     empty = True
     try:
         for found in READERS[piece.kind](piece, listed):
@@ -161,7 +161,11 @@ class _Plan:
         elif name.lower().endswith((*ARCHIVES, *TABLES)):
             self.flush()
             absolute = name if is_address(name) else str(local.absolute())
-            self.pieces += self.tables(absolute) if name.lower().endswith(TABLES) else [self.archive(absolute)]
+            self.pieces += (
+                self.tables(absolute)
+                if name.lower().endswith(TABLES)
+                else [Piece(kind="archive", where=absolute, size=_size(absolute))]
+            )
         else:
             self.images([name], str(Path.cwd()))
 
@@ -193,25 +197,27 @@ class _Plan:
             self.pieces.append(Piece(kind="list", where=self.base, start=self.start, count=self.waiting))
         self.start, self.waiting = self.file.tell(), 0
 
-    def archive(self, where: str) -> Piece:
-        if is_address(where):
-            files, path = _filesystem(where)
-            return Piece(kind="archive", where=where, size=int(files.size(path) or 0))
-        return Piece(kind="archive", where=where, size=Path(where).stat().st_size)
-
     def tables(self, where: str) -> Iterator[Piece]:
         """Of a table as many row groups together as a shard has rows; a damaged one fails before anything is done."""
+        size = _size(where)
         with _table(where) as table:
             _columns(table, where)
             sizes = [table.metadata.row_group(i).num_rows for i in range(table.metadata.num_row_groups)]
         start, rows = 0, 0
-        for i, size in enumerate(sizes):
-            if rows and rows + size > self.shard_size:
-                yield Piece(kind="table", where=where, start=start, stop=i, count=rows)
+        for i, more in enumerate(sizes):
+            if rows and rows + more > self.shard_size:
+                yield Piece(kind="table", where=where, start=start, stop=i, count=rows, size=size)
                 start, rows = i, 0
-            rows += size
+            rows += more
         if rows:
-            yield Piece(kind="table", where=where, start=start, stop=len(sizes), count=rows)
+            yield Piece(kind="table", where=where, start=start, stop=len(sizes), count=rows, size=size)
+
+
+def _size(where: str) -> int:
+    if not is_address(where):
+        return Path(where).stat().st_size
+    files, path = _filesystem(where)
+    return int(files.size(path) or 0)
 
 
 def _expanded(source: str) -> list[str]:

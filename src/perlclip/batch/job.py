@@ -36,6 +36,10 @@ def predict_all(job: Job, stdin: IO[bytes] | None = None) -> Labelled:
                 with suppress(PerlclipError):
                     work.flush()
                 raise
+        if work.todo():  # a list or an address that has fewer images than it had
+            raise PerlclipError(
+                f"{pieces[work.todo()[0]].where} has changed since the job began; begin in another folder"
+            )
         return work.labelled()
 
 

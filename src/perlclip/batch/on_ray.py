@@ -5,8 +5,8 @@ repeats what a dead worker had in hand. Rows come back in any order; a piece's a
 twice counts once. Sources, adapter and backbone are on paths that all machines share, `--out` is only this one's.
 """
 
+import json
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,7 +18,7 @@ import torch
 
 from perlclip.batch.decoders import Crops, crop_of
 from perlclip.batch.inputs import Piece, source_of
-from perlclip.batch.shards import as_float16
+from perlclip.batch.shards import as_float16, as_text
 from perlclip.batch.work import BATCH, Job, Tag, Work, items_of
 from perlclip.bench.executors.ray import cluster
 from perlclip.data.images import ImageSource, NamedBytes, Unreadable, content_of, image_name
@@ -104,14 +104,16 @@ class _Read:
     def __call__(self, part: Row) -> Iterator[Row]:
         piece = self.pieces[part["piece"]]
         for tag, source in items_of(piece, part["piece"], self.listed, part["start"], part["stop"]):
-            yield {**asdict(tag), "path": "", "content": b"", "error": "", **_told(source)}
+            told = {**asdict(tag), "content": b"", "error": "", **_told(source)}
+            # A file's name may have bytes that are no text, which a table does not take: JSON says them in letters.
+            yield told | {"key": as_text(tag.key), "path": json.dumps(told["path"]), "error": as_text(told["error"])}
 
 
 def _told(source: ImageSource | Unreadable) -> Row:
     if isinstance(source, Unreadable):
         return {"path": source.image, "error": source.reason}
     if isinstance(source, Path):
-        return {"path": os.fsencode(source).decode("utf-8", "surrogateescape")}
+        return {"path": str(source)}
     try:
         return {"path": image_name(source), "content": content_of(source)}
     except PerlclipError as error:
@@ -128,10 +130,11 @@ class _Decode:
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         empty = np.zeros((3, self.crops.size, self.crops.size), np.uint8)
         made, errors = [], []
-        for path, content, error in zip(batch["path"], batch["content"], batch["error"], strict=True):
+        paths = map(json.loads, batch["path"])
+        for path, content, error in zip(paths, batch["content"], batch["error"], strict=True):
             source: Any = Unreadable(path, error) if error else NamedBytes(content, path) if content else None
             view = crop_of(source_of(path, "") if source is None else source, self.crops, self.least)
-            errors.append(view.reason if isinstance(view, Unreadable) else "")
+            errors.append(as_text(view.reason) if isinstance(view, Unreadable) else "")
             made.append(empty if isinstance(view, Unreadable) else view)
         kept = {name: batch[name] for name in PLACES}
         return {**kept, "crop": np.stack(made), "error": np.array(errors, dtype=object)}

@@ -144,10 +144,10 @@ def answers(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(key: str, answer: Prediction | Unreadable, more: Sequence[str]) -> dict[str, Any]:
-    key = key.encode("utf-8", "replace").decode()  # a file's name may have bytes that are no text
+    key = as_text(key)
     if isinstance(answer, Unreadable):
         empty = dict.fromkeys((*COLUMNS, *more))
-        return empty | {"key": key, "error": answer.reason.encode("utf-8", "replace").decode()}
+        return empty | {"key": key, "error": as_text(answer.reason)}
     return {
         "key": key,
         "label": answer.label,
@@ -158,6 +158,11 @@ def _row(key: str, answer: Prediction | Unreadable, more: Sequence[str]) -> dict
         **{name: getattr(answer, name) for name in more},
         "error": None,
     }
+
+
+def as_text(words: str) -> str:
+    """What a table takes: a file's name may have bytes that are no text."""
+    return words.encode("utf-8", "replace").decode()
 
 
 def _about(row: dict[str, Any]) -> dict[str, Any]:

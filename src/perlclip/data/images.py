@@ -159,7 +159,8 @@ def read_image(source: ImageSource | Any, least: int = 0) -> Image.Image:
         with _open(source) as image:
             if least:
                 image.draft(None, (least, least))  # for all but JPEG it does nothing
-            return _upright_rgb(image if least else _quickly(image), name)
+            quick = None if least else _quickly(image)
+            return _upright_rgb(image, name) if quick is None else quick
     except PerlclipError:
         raise
     except Exception as error:  # decoders raise whatever they like
@@ -312,22 +313,23 @@ def _turbo() -> Any:
     return decode_jpeg
 
 
-def _quickly(image: Image.Image) -> Image.Image:
-    """A JPEG decoded by a quicker binding of the same library, to the same pixels, if it is there (extra `turbo`)."""
+def _quickly(image: Image.Image) -> Image.Image | None:
+    """A JPEG by a quicker binding of the same library, if it is there (extra `turbo`): the same pixels."""
     decode, colours = _turbo(), {"RGB": "RGB", "L": "GRAY"}.get(image.mode)
     file = getattr(image, "fp", None)
     if decode is None or image.format != "JPEG" or colours is None or file is None:
-        return image
+        return None
     file.seek(0)
     try:
         pixels = decode(file.read(MAX_BYTES), colours)
     except (ValueError, MemoryError):  # Pillow says what is wrong with it
-        return image
+        return None
     if pixels.shape[:2] != (image.height, image.width):
-        return image
+        return None
     made = Image.fromarray(pixels[:, :, 0] if colours == "GRAY" else pixels)
-    made.info = image.info  # which way is up
-    return made
+    made.info = dict(image.info)  # which way is up
+    ImageOps.exif_transpose(made, in_place=True)
+    return made if made.mode == "RGB" else made.convert("RGB")
 
 
 def _upright_rgb(image: Image.Image, name: str) -> Image.Image:
