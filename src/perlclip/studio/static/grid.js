@@ -19,7 +19,9 @@ let root,
   bar,
   pick,
   seen = "",
-  drawn = 0;
+  drawn = 0,
+  filling = 0,
+  at = 0;
 
 const kind = () => filter.split(":")[0],
   of = () => Number(filter.split(":")[1]);
@@ -166,7 +168,6 @@ function draw() {
         "div",
         {class: "tile", role: "option", id: `tile-${place}`, "data-place": place, title: imageName(place)},
         h("img", {
-          src: thumbnail(place),
           alt: imageName(place),
           onload: e => e.target.classList.toggle("small", e.target.naturalWidth < 100),
         }),
@@ -197,9 +198,16 @@ function draw() {
   }
   for (const [place, tile] of tiles)
     if (!keep.has(place)) {
+      tile.querySelector("img").removeAttribute("src"); // what nobody sees any more need not be loaded
       tile.remove();
       tiles.delete(place);
     }
+  // Pictures of what flies by are not asked for.
+  clearTimeout(filling);
+  const calm = Math.abs(box.scrollTop - at) < box.clientHeight;
+  at = box.scrollTop;
+  if (calm) fill();
+  else filling = setTimeout(fill, 80);
   box.setAttribute("aria-activedescendant", list.length ? `tile-${list[active]}` : "");
   box.classList.toggle("picking", kind() === "guess" || selected.size > 0);
   space.classList.toggle("nothing", !list.length);
@@ -232,6 +240,12 @@ function draw() {
       "Space or click takes an image in or out; a number gives those selected another class.",
     ),
   );
+}
+function fill() {
+  for (const [place, tile] of tiles) {
+    const image = tile.querySelector("img");
+    if (!image.hasAttribute("src")) image.src = thumbnail(place);
+  }
 }
 function toggle() {
   const place = list[active];

@@ -9,6 +9,7 @@ let current = null,
   trail = [],
   search = "",
   wanted = 0,
+  asked = 0,
   drawn = "";
 
 const free = place => store.label[place] === NONE;
@@ -24,22 +25,25 @@ export function show(place) {
     return;
   }
   current = place;
+  wanted += 1; // what was asked for another one comes too late
   search = "";
   const queued = store.state.queue.find(([other]) => other === place);
   top = queued ? queued[1] : [];
-  if (!queued) {
-    const mine = ++wanted;
-    guessOf(place).then(
-      found => {
-        if (mine === wanted && current === place) {
-          top = found.top;
-          render();
-        }
-      },
-      () => {},
-    );
-  }
+  if (!queued) again();
   for (const next of waiting().slice(0, 2)) new Image().src = view(next);
+}
+function again() {
+  const mine = ++wanted;
+  asked = store.state.guesses;
+  guessOf(current).then(
+    found => {
+      if (mine === wanted) {
+        top = found.top;
+        render();
+      }
+    },
+    () => {},
+  );
 }
 function advance() {
   if (current !== null) trail.push(current);
@@ -80,7 +84,7 @@ export function update() {
   if (current === null) show(upcoming());
   const queued = store.state.queue.find(([place]) => place === current);
   if (queued) top = queued[1];
-  else if (!top.length && current !== null) show(current);
+  else if (current !== null && asked !== store.state.guesses) again();
   if (document.activeElement?.closest?.(".find") === null || !search) render();
 }
 store.addEventListener("undone", e => {
