@@ -18,7 +18,7 @@ from perlclip.errors import PerlclipError
 from perlclip.files import MIB
 from perlclip.inference.classifier import AnswerForm, Prediction
 from perlclip.serve.batching import Batcher
-from perlclip.serve.decoders import Decoders
+from perlclip.serve.decode_pool import Decoders
 from perlclip.serve.engine import Engine, ImageRow, Loaded
 from perlclip.serve.guard import Refusal, as_refusal
 from perlclip.serve.shelf import Shelf

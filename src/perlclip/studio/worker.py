@@ -29,10 +29,10 @@ from perlclip.inference.evaluation import evaluate
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.registry import create_method
 from perlclip.progress import heard_by
-from perlclip.studio.exporting import write_export
 from perlclip.studio.guessing import Guesses, doubtful, guess
 from perlclip.studio.kept import Features, Thumbnails
 from perlclip.studio.project import Labels, Project
+from perlclip.studio.takeaway import write_export
 from perlclip.text.classes import Classes
 from perlclip.training.loop import fit
 
