@@ -3,6 +3,7 @@
 import pytest
 
 import perlclip
+from perlclip.studio import page_routes
 from perlclip.studio.project import Project
 from perlclip.studio.toys import draw_toys, truth_of
 from tests.cli.test_cli import run
