@@ -279,6 +279,7 @@ def test_adapters_are_listed_loaded_again_and_dropped(service, shelf_folder, bac
     running.shelf._kept["changing"].checked -= 10
     status, said = post(address, images=[b64(png(7))], adapters="changing")
     assert status == 500 and "cannot be used" in said["error"]
+    assert post(address, images=[b64(png())], adapters="plain")[0] == 200
     listed = ask(address, "GET", "/v1/adapters")[1]
     assert {one["name"] for one in listed["adapters"]} >= set(SERVED) and 0 < listed["bytes"] <= listed["max_bytes"]
     about = ask(address, "GET", "/v1/adapters/plain")[1]
@@ -301,6 +302,8 @@ def test_watching_and_documents(service):
     _, address = service
     assert ask(address, "GET", "/healthz")[:2] == (200, {"live": True})
     assert ask(address, "GET", "/v2/health/ready")[0] == 200
+    assert post(address, images=[b64(png())], adapters="plain")[0] == 200
+    assert post(address, images=[b64(png())], adapters="nobody")[0] == 404
     text = ask(address, "GET", "/metrics")[1].decode()
     assert 'perlclip_requests_total{route="/v1/predict",status="200"}' in text
     assert "perlclip_decoder_deaths_total" in text and "nobody" not in text
