@@ -23,7 +23,7 @@ from perlclip.files import write_files
 from perlclip.inference.classifier import Prediction
 from perlclip.inference.row_files import pyarrow_modules
 
-LAST = b"perlclip.last"  # in a shard's metadata: nothing of its piece comes behind it
+LAST, ERRORS = b"perlclip.last", b"perlclip.errors"  # of a shard: nothing of its piece comes behind it; rows with one
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Shards:
                 ) from error
             found.parts += 1
             found.images += about.num_rows
-            found.errors += int(about.metadata[b"perlclip.errors"])
+            found.errors += int(about.metadata[ERRORS])
             found.complete = about.metadata[LAST] == b"1"
         return found
 
@@ -86,10 +86,11 @@ class _Open:
     part: int
     rows: list[dict[str, Any]] = field(default_factory=list)
     views: list[np.ndarray] = field(default_factory=list)
-    last: bool = False
 
-    def errors(self) -> int:
-        return sum(row["error"] is not None for row in self.rows)
+    @property
+    def about(self) -> dict[bytes, bytes]:
+        errors = sum(row["error"] is not None for row in self.rows)
+        return {LAST: str(int(self.rows[-1]["last"])).encode(), ERRORS: str(errors).encode()}
 
 
 class Writer:
@@ -108,8 +109,7 @@ class Writer:
             self.flush()
         if v_E is not None:
             self.open.views.append(v_E)
-        self.open.rows.append(_row(key, answer, self.shards.columns))
-        self.open.last = last
+        self.open.rows.append({**_row(key, answer, self.shards.columns), "last": last})
         if last:
             self.flush()
 
@@ -126,8 +126,7 @@ class Writer:
             np.save(buffer, np.stack(views) if views else np.zeros((0, self.width), np.float16), allow_pickle=False)
             files[vectors] = buffer.getvalue()
             files[about] = _parquet([_about(row) for row in read], _schema(METADATA), {})
-        said = {LAST: str(int(shard.last)).encode(), b"perlclip.errors": str(shard.errors()).encode()}
-        content = _parquet(shard.rows, _schema((*COLUMNS, *self.shards.columns, "error")), said)
+        content = _parquet(shard.rows, _schema((*COLUMNS, *self.shards.columns, "error")), shard.about)
         write_files({**files, self.shards.predictions(self.piece, shard.part): content})
         self.open = _Open(shard.part + 1)
 
