@@ -35,7 +35,7 @@ from perlclip.studio.worker import Worker
 
 SIZES = (20, 40, 60, 80, 120, 160, 200, 240)
 SHARE = 0.8  # of the pool that a seed sees
-GRID, BETWEEN = 24, 4  # images of a grid, and labels between two of them
+GRID, BETWEEN, SURE = 24, 4, 128  # images of a grid at most, labels between two of them, what the page selects: p ≥ 0.5
 
 
 class Annotator:
@@ -97,8 +97,9 @@ def annotate(one: Annotator, how: str, seed: int) -> Iterator[tuple[int, int, fl
             most = np.bincount(guess[free]).argmax() if rng.random() < 0.5 else rng.choice(guess[free].tolist())
             shown = free[guess[free] == most]
             shown = shown[np.argsort(-sure[shown].astype(int), kind="stable")][:GRID]
+            shown = shown[sure[shown] >= SURE]
             right = [int(i) for i in shown if one.truth[i] == most]
-            one.strokes += 1 + len(shown) - len(right)
+            one.strokes += len(shown) and 1 + len(shown) - len(right)
             places, value = right, int(most)
         else:
             queue = one.settled()["queue"] if how != "random" else []

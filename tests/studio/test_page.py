@@ -298,7 +298,7 @@ def test_pictures_for_the_documents(page, tmp_path, tiny):
                 page.press(str(1 + (truth[name] if n != 30 else (truth[name] + 1) % len(names))))
                 page.wait(f"{SHOWN} !== {json.dumps(name)}")
                 time.sleep(0.1)
-            end = time.monotonic() + 120
+            end = time.monotonic() + 200
             while (worker.status.task or not worker.perl) and time.monotonic() < end:
                 time.sleep(0.2)
             for key, name in (("1", "studio"), ("2", "studio-grid"), ("3", "studio-check"), ("4", "studio-adapter")):
