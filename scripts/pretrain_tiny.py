@@ -1,7 +1,7 @@
 """Pre-train the embedded tiny CLIP on the drawn world and write it as a Hugging Face CLIP folder.
 
     PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --steps 4000 --batch 1024 --seed 0 --compile
-    PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --family siglip --steps 4000 --batch 1024 --compile
+    PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --family siglip --blocks 11 --compile
     PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --measure FOLDER      # only the zero-shot table
 
 Scenes are drawn, described and tokenised on the training device, batch by batch; no picture is seen twice. Beside the
