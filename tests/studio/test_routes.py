@@ -13,7 +13,7 @@ from perlclip.studio.project import NONE, SKIPPED
 from tests.studio.conftest import COLOURS, ask, draw
 
 
-def until(found, seconds=30):
+def until(found, seconds=60):
     end = time.monotonic() + seconds
     while not (value := found()):
         assert time.monotonic() < end, "it took too long"
