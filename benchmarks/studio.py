@@ -29,8 +29,8 @@ from perlclip.data.images import read_image
 from perlclip.data.sets import DataSet, ImageSet
 from perlclip.data.toybox import load_toybox
 from perlclip.serve.guard import Limits, running
+from perlclip.studio.interface import studio_app
 from perlclip.studio.project import SKIPPED, Project
-from perlclip.studio.routes import studio_app
 from perlclip.studio.worker import Worker
 
 SIZES = (20, 40, 60, 80, 120, 160, 200, 240)

@@ -33,7 +33,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-ENVIRONMENT = {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HOME"}
+ENVIRONMENT = {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HOME", "PERLCLIP_TOKEN"}
 LINK = re.compile(r"\[([^\][]+)\](?:\(([^)\s]+)\)|\[([\w-]+)\])")
 TARGET = re.compile(r"^\[([\w-]+)\]: (\S+)$", re.M)
 

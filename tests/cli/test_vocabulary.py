@@ -11,6 +11,7 @@ from perlclip.data import ON_ERROR, survey, train_and_val
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.registry import default_recipe
 from perlclip.serve.guard import Limits
+from perlclip.serve.service import ServiceConfig
 from perlclip.studio.worker import Worker
 from tests.cli.test_cli import run
 
@@ -35,6 +36,9 @@ PAIRS = [
     ("studio", Limits, {"host", "token"}),
     ("calibrate", Classifier.calibrate, {"batch_size", "workers"}),
     ("analyze", perlclip.analysis.analyze, {"cases", "how", "workers"}),
+    ("serve", ServiceConfig, {"batch_size", "max_wait_ms", "max_rows", "workers", "max_pixels"}),
+    ("serve", Limits, {"host", "port", "seconds"}),
+    ("serve", perlclip.load_backbone, {"device", "dtype"}),
 ]
 
 

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from perlclip.serve.guard import Limits, running
+from perlclip.studio.interface import studio_app
 from perlclip.studio.project import Project
-from perlclip.studio.routes import studio_app
 from perlclip.studio.worker import Worker
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 180, 40), "blue": (30, 40, 200)}

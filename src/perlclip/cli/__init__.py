@@ -1,5 +1,5 @@
 """The command line: `perlclip fit | set-thresholds | calibrate | predict | eval | check | suggest | studio | methods |
-inspect | demo | bench | data | report | explain | analyze`.
+inspect | demo | bench | data | report | explain | analyze | serve`.
 
 Only `click` is imported here and in the commands' modules at the top, so that `--help` answers at once. Errors of the
 user's are one sentence and exit code 1, wrong usage is 2, Ctrl-C is 130, SIGTERM 143; `--debug` shows the traceback.
@@ -22,6 +22,7 @@ from perlclip.cli.adapters import eval_, inspect, methods, predict
 from perlclip.cli.labelling import check, suggest
 from perlclip.cli.look import analyze, explain
 from perlclip.cli.research import bench, data, demo, report
+from perlclip.cli.serving import serve
 from perlclip.cli.studio import studio
 from perlclip.cli.training import calibrate, fit, set_thresholds
 from perlclip.errors import PerlclipError, Terminated
@@ -109,8 +110,21 @@ PLUGIN = click.Option(
     ["--plugin"], multiple=True, metavar="MODULE|FILE", expose_value=False, is_eager=True, callback=_load_plugins,
     help="Module or .py file with methods of your own; may be repeated.",
 )  # fmt: skip
-for command in (fit, set_thresholds, calibrate, predict, eval_, check, suggest, methods, bench, explain, analyze):
+for command in (
+    fit,
+    set_thresholds,
+    calibrate,
+    predict,
+    eval_,
+    check,
+    suggest,
+    methods,
+    bench,
+    explain,
+    analyze,
+    serve,
+):
     command.params.append(PLUGIN)
-MAKING, USING = (fit, set_thresholds, calibrate), (predict, eval_, inspect, check, suggest)
-for command in (*MAKING, *USING, studio, methods, bench, data, report, demo, explain, analyze):
+MAKING, USING = (fit, set_thresholds, calibrate), (predict, eval_, inspect, check, suggest, serve, studio)
+for command in (*MAKING, *USING, methods, bench, data, report, demo, explain, analyze):
     main.add_command(command)

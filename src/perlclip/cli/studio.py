@@ -43,8 +43,8 @@ def studio(
     and start it again.
     """
     from perlclip.serve.guard import Limits, names_of, run_server
+    from perlclip.studio.interface import studio_app
     from perlclip.studio.project import Project
-    from perlclip.studio.routes import studio_app
     from perlclip.studio.worker import Worker
 
     first: tuple[str, ...] = ()

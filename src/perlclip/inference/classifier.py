@@ -23,7 +23,7 @@ from perlclip.data.loading import Lost, fixed_views
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
-from perlclip.methods.base import Method
+from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
 from perlclip.progress import progress_bar
 from perlclip.text.classes import Classes, are_novel, check_class_names, class_keys
@@ -89,8 +89,8 @@ class _Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """Of an answer: labels, a threshold to reject below, the coverage and kind of its set."""
+class AnswerForm:
+    """What an answer holds: so many labels, a threshold to reject below, the coverage and kind of its set."""
 
     top_k: int
     threshold: float | None
@@ -154,7 +154,7 @@ class Classifier:
         self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
         kept = trained.head if head and isinstance(trained, Adapter) else None
-        self._answering = answering = Answering(method, self._state, kept)
+        self.answering = answering = Answering(method, self._state, kept)
         self._compiled = Compiled(lambda pixels: [answering.logits(pixels)], method.backbone.device, compile)
         self._compiled_both = Compiled(self._both, method.backbone.device, compile)
         self._encoded: Tensor | None = None  # what was recorded reads these class embeddings
@@ -186,7 +186,7 @@ class Classifier:
             ("device", f"{self.method.backbone.device}, {str(self.method.backbone.dtype).removeprefix('torch.')}"),
             (f"{len(names)} classes", ", ".join(names[:SHOWN]) + more),
             ("prompt", self.template),
-            ("head", "yes" if self._answering.head else "no"),
+            ("head", "yes" if self.answering.head else "no"),
         ]
         if self.trust:
             rows.append(("temperature", f"{self.temperature:.2f}, from {self.trust.images} images held out"))
@@ -219,7 +219,7 @@ class Classifier:
             raise PerlclipError("there are no images to calibrate on")
         if images.class_names != self.class_names:
             raise PerlclipError("the images to calibrate on must have the classifier's classes, in its order")
-        head, backbone = self._answering.head, self.method.backbone
+        head, backbone = self.answering.head, self.method.backbone
         alone = Answering(self.method, self._state, replace(head, scale=0.0)) if head else None
         found: list[tuple[Tensor, ...]] = []
         with progress_bar("calibrate", len(images), show=progress) as bar:
@@ -317,22 +317,19 @@ class Classifier:
         on_error: str = "stop",
     ) -> Iterator[Prediction | Unreadable]:  # fmt: skip
         """The same, one after the other, holding one batch in memory, or with `workers` a few."""
-        if top_k < 1 or batch_size < 1:
-            raise PerlclipError(f"top_k and batch size must be at least 1, got {top_k} and {batch_size}")
+        if batch_size < 1:
+            raise PerlclipError(f"batch size must be at least 1, got {batch_size}")
         check_on_error(on_error)
         check_limits(max_mean_steps, max_ms)
-        wanted = _Wanted(
-            min(top_k, len(self.class_names)), self._threshold(reject_rate) if reject else None,
-            self._checked(coverage, sets), sets,
-        )  # fmt: skip
+        wanted = self.wanted(top_k=top_k, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets)
         batches = self._batches(images, batch_size, workers, on_error == "skip")
         while True:
-            plan = self._plan(steps, max_mean_steps, max_ms)  # a deadline's clock starts here
+            plan = self.plan(steps, max_mean_steps, max_ms)  # a deadline's clock starts here
             batch = next(batches, None)
             if batch is None:
                 return
             pixels, lost = batch
-            found = self._predict_batch(pixels, wanted, plan) if len(pixels) else []
+            found = self.answer(pixels, wanted, plan) if len(pixels) else []
             answers = iter(found)
             yield from (lost[i] if i in lost else next(answers) for i in range(len(found) + len(lost)))
 
@@ -357,7 +354,7 @@ class Classifier:
             lost = {i: image for i, image in enumerate(read) if isinstance(image, Unreadable)}
             yield torch.stack(views) if views else torch.empty(0), lost
 
-    def _plan(self, steps: Steps, max_mean_steps: float | None, max_ms: float | None) -> Plan | None:
+    def plan(self, steps: Steps, max_mean_steps: float | None, max_ms: float | None) -> Plan | None:
         """How far a batch may think; None is all the way."""
         unlimited = max_mean_steps is None and max_ms is None
         if unlimited and (steps is None or (steps == self.method.image_steps and type(steps) is int)):
@@ -388,30 +385,56 @@ class Classifier:
                 raise PerlclipError(OTHER_CLASSES)
         return coverage
 
+    def wanted(
+        self, *, top_k: int = 1, reject: bool = False, reject_rate: float = RATE, coverage: float | None = None,
+        sets: str = KIND,
+    ) -> AnswerForm:  # fmt: skip
+        """What an answer is to hold, checked: can this classifier say it?"""
+        if top_k < 1:
+            raise PerlclipError(f"top_k must be at least 1, got {top_k}")
+        threshold = self._threshold(reject_rate) if reject else None
+        return AnswerForm(min(top_k, len(self.class_names)), threshold, self._checked(coverage, sets), sets)
+
+    def release_texts(self) -> None:
+        """Drop what belongs to the texts of its classes: for whoever keeps the class embeddings, and asks these."""
+        self._state = self.answering.state = ClassState(classes=self._state.classes, novel=self._state.novel)
+
     @torch.no_grad()
-    def _predict_batch(self, pixels: Tensor, wanted: _Wanted, plan: Plan | None) -> list[Prediction]:
+    def answer(self, pixels: Tensor, wanted: AnswerForm, plan: Plan | None) -> list[Prediction]:
+        """A batch of views."""
         pixels = pixels.to(self.method.backbone.device, non_blocking=True)
         logits_BC, steps, v_BE = self._answer(pixels, plan, wanted.threshold is not None)
         p_BC = (logits_BC / self.temperature).softmax(-1)
         values_BT, indices_BT = (tensor.tolist() for tensor in p_BC.topk(wanted.top_k))
-        if not all(isfinite(values[0]) for values in values_BT):
+        rejected, labels = self.judge(p_BC, v_BE, wanted)
+        rows = zip(values_BT, indices_BT, steps, rejected, labels, strict=True)
+        return [self.prediction(*row) for row in rows]
+
+    def prediction(
+        self, values: Sequence[float], indices: Sequence[int], steps: int | None, rejected: bool | None = None,
+        labels: tuple[str, ...] | None = None,
+    ) -> Prediction:  # fmt: skip
+        """An answer from the best probabilities and the places of their classes."""
+        if not isfinite(values[0]):
             raise PerlclipError("an answer is not a number: the adapter's weights are unusable in the backbone's dtype")
-        tops = [
-            tuple((self.class_names[i], p) for i, p in zip(indices, values, strict=True))
-            for indices, values in zip(indices_BT, values_BT, strict=True)
-        ]
-        rejected: Sequence[bool | None] = [None] * len(tops)
+        top = tuple((self.class_names[i], p) for i, p in zip(indices, values, strict=True))
+        return Prediction(
+            label=top[0][0], probability=top[0][1], top=top, steps=steps, rejected=rejected, labels=labels
+        )
+
+    def judge(
+        self, p_BC: Tensor, v_BE: Tensor | None, wanted: AnswerForm
+    ) -> tuple[Sequence[bool | None], Sequence[tuple[str, ...] | None]]:
+        """Whether each image is none of the classes, and its set of labels: as far as they are wanted."""
+        nothing: list[None] = [None] * len(p_BC)
+        rejected: Sequence[bool | None] = nothing
         if wanted.threshold is not None:
             assert self.trust is not None and v_BE is not None
             texts_B = text_score(p_BC, self._far, v_BE)
             rejected = (self.trust.rejection.score(texts_B, v_BE, self._places) < wanted.threshold).tolist()
-        labels = self._label_sets(p_BC, wanted) if wanted.coverage is not None else [None] * len(tops)
-        return [
-            Prediction(label=top[0][0], probability=top[0][1], top=top, steps=taken, rejected=none, labels=several)
-            for top, taken, none, several in zip(tops, steps, rejected, labels, strict=True)
-        ]
+        return rejected, self._label_sets(p_BC, wanted) if wanted.coverage is not None else nothing
 
-    def _label_sets(self, p_BC: Tensor, wanted: _Wanted) -> Sequence[tuple[str, ...] | None]:
+    def _label_sets(self, p_BC: Tensor, wanted: AnswerForm) -> Sequence[tuple[str, ...] | None]:
         """The names in each image's set, most probable first."""
         assert self.trust is not None and wanted.coverage is not None
         within_BC = self.trust.sets.of_images(p_BC, wanted.sets, wanted.coverage)
@@ -422,7 +445,7 @@ class Classifier:
     def _both(self, images: Images) -> list[Tensor]:
         """The answer and the frozen CLIP's embedding, which PERL and methods of the text tower have made anyway."""
         images = self.method.frozen(images)
-        return [self._answering.logits(images), self.method.backbone.encode_image(images)]
+        return [self.answering.logits(images), self.method.backbone.encode_image(images)]
 
     def _answer(
         self, pixels: Tensor, plan: Plan | None, embedded: bool
@@ -437,7 +460,7 @@ class Classifier:
             logits_BC, *rest = self._made(pixels, embedded)
             return logits_BC, [self.method.image_steps] * len(pixels), rest[0] if rest else None
         images = self.method.frozen(pixels)
-        answer = self._answering.answer(plan, images)
+        answer = self.answering.answer(plan, images)
         v_BE = self.method.backbone.encode_image(images) if embedded else None
         return answer.logits_BC, answer.steps_B.tolist(), v_BE
 
@@ -445,7 +468,7 @@ class Classifier:
         """Logits, and embeddings if they are wanted."""
         count, compiled = len(pixels), self._compiled_both if embedded else self._compiled
         if not compiled.on or count > SMALL:
-            return self._both(pixels) if embedded else [self._answering.logits(pixels)]
+            return self._both(pixels) if embedded else [self.answering.logits(pixels)]
         size = 1 << (count - 1).bit_length()  # a graph for each power of two, not for each number
         padded = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, size - count))
         with self._lock:

@@ -124,8 +124,14 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def encode_image(self, images: Images) -> Tensor:
-        """Unit image embeddings, (B, E)."""
-        raise NotImplementedError
+        """Unit image embeddings, (B, E): CLIP's own, unless the method says otherwise."""
+        return self.backbone.encode_image(self.frozen(images))
+
+    @property
+    def sees_as_clip(self) -> bool:
+        """Whether an answer is the plain similarity of CLIP's own image embedding with the class embeddings."""
+        mine = type(self)
+        return all(getattr(mine, name) is getattr(Method, name) for name in ("encode_image", "logits", "trajectory"))
 
     def encode_text_steps(self, state: ClassState) -> Tensor:
         """Class embeddings of every refinement step, (K+1, C, E); (1, C, E) for a method that answers at once."""

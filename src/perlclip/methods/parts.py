@@ -84,10 +84,6 @@ class LearnedWords(Method):
         assert isinstance(state, PromptState)
         return self.backbone.text.project(state.text.put_words(self.context).pool())
 
-    def encode_image(self, images: Images) -> Tensor:
-        """CLIP's image embedding."""
-        return self.backbone.encode_image(self.frozen(images))
-
     def guided_loss(self, images: Images, labels: Tensor, state: ClassState, weight: float) -> Tensor:
         """Cross-entropy plus a pull of every class of the list towards the frozen text, whether in the batch or not."""
         assert isinstance(state, ReferenceState)

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perlclip.backbone import Backbone, Images, Refinement, SharedText, Tokens, Tower, cls_rows
+from perlclip.backbone import Backbone, FrozenImages, Images, Refinement, SharedText, Tokens, Tower, cls_rows
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.methods.base import ClassState, Method, cosine_distance
 from perlclip.methods.parts import require_start
@@ -172,6 +172,55 @@ def _several(depth: int | tuple[int, ...] | None) -> tuple[int, ...]:
 Think = Callable[[int, Tensor], list[Tensor]]
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What the thinking of one tower looks like: PERLs of the same shape can think in one batch (`RowThink`)."""
+
+    depths: tuple[int, ...]
+    rank: int
+    layers: int  # with projectors of their own
+    turns: int  # steps with projectors of their own
+    specific: bool
+
+    def thoughts(self, k: int, project: Callable[[int], Tensor]) -> list[Tensor]:
+        """Those of step k + 1: phi(h), plus the specific projector's output where there is one.
+
+        `project(i)` is the output of projector i; the shared one is 0.
+        """
+        z_BD, depths = project(0), range(len(self.depths))
+        if not self.specific:
+            return [z_BD for _ in depths]
+        return [z_BD + project(1 + j % self.layers * self.turns + k % self.turns) for j in depths]
+
+
+@dataclass(frozen=True)
+class RowThink:
+    """The thoughts of rows that belong to different PERLs of one shape: each has its own projectors' numbers.
+
+    P numbers are a projector's (`Projector.numbers`), n projectors a PERL's.
+    """
+
+    shape: Shape
+    w_BnP: Tensor
+
+    def __call__(self, k: int, h_BD: Tensor) -> list[Tensor]:
+        with torch.autocast(h_BD.device.type, enabled=False):
+            return self.shape.thoughts(k, lambda i: self._project(self.w_BnP[:, i], h_BD.float()))
+
+    def of(self, chosen_b: Tensor) -> "RowThink":
+        """Those of some of the rows."""
+        return replace(self, w_BnP=self.w_BnP[chosen_b])
+
+    def _project(self, w_BP: Tensor, h_BD: Tensor) -> Tensor:
+        """`Projector.forward` with other numbers for each row."""
+        r, (B, D) = self.shape.rank, h_BD.shape
+        gain_BD, bias_BD, down_BP, down_Br, up_BP, up_BD = torch.split(w_BP, [D, D, r * D, r, D * r, D], 1)
+        y_BD = torch.addcmul(bias_BD, F.layer_norm(h_BD, (D,)), gain_BD)
+        a_Br = F.gelu((down_BP.reshape(B, r, D) @ y_BD[..., None])[..., 0] + down_Br)
+        z_BD: Tensor = (up_BP.reshape(B, D, r) @ a_Br[..., None])[..., 0] + up_BD
+        return z_BD
+
+
 class Projector(nn.Module):
     """phi_m (Eq. 1): W2 GELU(W1 LN(h) + b1) + b2, in float32 whatever the tower computes in."""
 
@@ -193,6 +242,10 @@ class Projector(nn.Module):
         with torch.autocast(h_BD.device.type, enabled=False):
             z_BD: Tensor = self.up(F.gelu(self.down(self.norm(h_BD.float()))))
             return z_BD
+
+    def numbers(self) -> Tensor:
+        """All of its parameters in one row, in the order that `RowThink` splits."""
+        return torch.cat([p.detach().flatten() for p in self.parameters()])
 
 
 @dataclass(frozen=True)
@@ -223,7 +276,19 @@ class Thinking:
     def of(self, chosen_b: Tensor) -> "Thinking":
         """The same for some of the batch: the others are done."""
         thoughts = tuple(tuple(z_BD[chosen_b] for z_BD in step) for step in self.thoughts)
-        return replace(self, refinement=self.refinement.of(chosen_b), h_BD=self.h_BD[chosen_b], thoughts=thoughts)
+        think = self.think.of(chosen_b) if isinstance(self.think, RowThink) else self.think
+        refinement, h_bD = self.refinement.of(chosen_b), self.h_BD[chosen_b]
+        return replace(self, refinement=refinement, think=think, h_BD=h_bD, thoughts=thoughts)
+
+
+def begin_thinking(images: FrozenImages, depths: tuple[int, ...], steps: int, think: Think) -> Thinking:
+    """Images at step 0, h0 = Pool(R(S)) with S = B(x); there is room for so many steps."""
+    s_BND = images.rows(depths[0])
+    # In training the graph has copies of S for each step; where it is only looked at, it needs none.
+    room = 0 if torch.is_grad_enabled() else steps
+    with images.with_graph():
+        refinement = Refinement(images.tower, s_BND, cls_rows(s_BND), depths[0], room)
+    return Thinking(refinement, think, depths, images.pooled(refinement.pool))
 
 
 @dataclass(kw_only=True)
@@ -363,13 +428,8 @@ class Perl(Method):
 
     def begin(self, images: Images) -> Thinking:
         """Images at step 0, h0 = Pool(R(S)) with S = B(x), to be taken on step by step."""
-        images, vision, depth = self.frozen(images), self.backbone.vision, self.config.depths("vision")[0]
-        s_BND = images.rows(depth)
-        # In training the graph has copies of S for each step; where it is only looked at, it needs none.
-        room = 0 if torch.is_grad_enabled() else self.image_steps
-        with images.with_graph():
-            refinement = Refinement(vision, s_BND, cls_rows(s_BND), depth, room)
-        return self._thinking("vision", refinement, images.pooled(refinement.pool))
+        think, depths = partial(self._think, "vision"), self.config.depths("vision")
+        return begin_thinking(self.frozen(images), depths, self.image_steps, think)
 
     def _thinking(self, side: str, refinement: Refinement, h0_BD: Tensor) -> Thinking:
         return Thinking(refinement, partial(self._think, side), self.config.depths(side), h0_BD)
@@ -394,13 +454,19 @@ class Perl(Method):
         return [torch.cat(h)[state.place_C] for h in zip(*groups, strict=True)]
 
     def _think(self, side: str, k: int, h_BD: Tensor) -> list[Tensor]:
-        """The thought of step k + 1 for each depth: phi(h), plus the specific projector's output where there is one."""
-        z_BD = self.projectors[side](h_BD)
-        depths = range(len(self.config.depths(side)))
-        if side not in self.specific:
-            return [z_BD for _ in depths]
-        own = cast(nn.ModuleList, self.specific[side])
-        return [z_BD + own[j % self.layers[side] * self.turns + k % self.turns](h_BD) for j in depths]
+        """The thought of step k + 1 for each depth."""
+        projectors = self.thinkers(side)
+        return self.shape(side).thoughts(k, lambda i: projectors[i](h_BD))
+
+    def thinkers(self, side: str) -> list[Projector]:
+        """The projectors of a tower: the shared one, then the specific ones."""
+        own = list(cast(nn.ModuleList, self.specific[side])) if side in self.specific else []
+        return [cast(Projector, each) for each in (self.projectors[side], *own)]
+
+    def shape(self, side: str) -> Shape:
+        """Who can think together."""
+        config = self.config
+        return Shape(config.depths(side), config.rank, self.layers[side], self.turns, side in self.specific)
 
     def _projector(self, side: str) -> Projector:
         return Projector(getattr(self.backbone, side).width, self.config.rank, self.config.init)

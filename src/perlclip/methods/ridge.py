@@ -7,7 +7,6 @@ does. `zero-shot` with a head is the same; under this name it is a row of its ow
 
 from torch import Tensor
 
-from perlclip.backbone import Images
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.parts import FrozenTextState
 from perlclip.methods.recipe import Recipe
@@ -35,7 +34,3 @@ class RidgeCLIP(Method):
         """The embeddings made by `prepare`."""
         assert isinstance(state, FrozenTextState)
         return state.t_CE
-
-    def encode_image(self, images: Images) -> Tensor:
-        """CLIP's image embedding."""
-        return self.backbone.encode_image(images)

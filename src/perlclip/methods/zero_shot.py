@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.backbone import Images
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.parts import FrozenTextState
 from perlclip.methods.registry import register
@@ -57,7 +56,3 @@ class ZeroShot(Method):
         """The embeddings made by `prepare`."""
         assert isinstance(state, FrozenTextState)
         return state.t_CE
-
-    def encode_image(self, images: Images) -> Tensor:
-        """CLIP's image embedding."""
-        return self.backbone.encode_image(images)

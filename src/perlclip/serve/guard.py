@@ -13,6 +13,8 @@ import hmac
 import logging
 import re
 import secrets
+import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ try:
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
@@ -82,10 +85,15 @@ class Limits:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        try:
-            return self.host == "localhost" or ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is this machine's own, for itself alone."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def new_token() -> str:
@@ -121,6 +129,7 @@ class Guard:
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self.app, self.limits = app, limits
         self.requests = self.streams = self.held = 0
+        self.refused: Counter[int] = Counter()  # by status
         self.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,8 +196,9 @@ class _Exchange:
                 return
             guard.admit(self.scope)
         except Refusal as refusal:
-            await refuse(refusal)(self.scope, self._receive, self.send)
+            await self._refuse(refusal)
             return
+        self.scope["perlclip.guard"] = guard
         counted = self.scope["path"] not in PROBES
         guard.requests += counted
         try:
@@ -200,6 +210,8 @@ class _Exchange:
             self.refusal = Refusal(504, sentence) if self.whole else Refusal(408, late, connection="close")
         except Refusal as refusal:
             self.refusal = refusal
+        except ClientDisconnect:  # nobody is there to be answered
+            return
         except Exception:
             if self.refusal is None:  # the app's own failure, not that of a body cut short
                 log.exception("failed: %s %s", self.scope["method"], self.scope["path"])
@@ -209,8 +221,12 @@ class _Exchange:
             guard.streams -= self.streaming
             guard.held -= self.read
         if self.refusal and not self.started:
-            final, self.refusal = self.refusal, None
-            await refuse(final)(self.scope, self._receive, self.send)
+            await self._refuse(self.refusal)
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        self.refusal = None
+        self.guard.refused[refusal.status] += 1
+        await refuse(refusal)(self.scope, self._receive, self.send)
 
     async def receive(self) -> Message:
         """The body, piece by piece, as long as it is not too much."""
@@ -252,7 +268,10 @@ class _Exchange:
         scope = self.scope
         if not self.guard.limits.token or scope["path"] != "/" or scope["method"] != "GET":
             return None
-        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=20).get("token", [])
+        try:
+            given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=20).get("token", [])
+        except ValueError:  # too many fields
+            return None
         if not given or not self.guard.has_token(given[0]):
             return None
         cookie = f"{COOKIE}={given[0]}; Path=/; HttpOnly; SameSite=Strict"
@@ -332,6 +351,10 @@ class _Impatient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):  # for one who never reads the answer
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(3000 * HEAD_SECONDS))
         self._watch()
 
     def data_received(self, data: bytes) -> None:

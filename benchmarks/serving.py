@@ -1,0 +1,476 @@
+"""`perlclip serve` under load: adapters in the mix, latency, one image through ten adapters, wrong answers, memory,
+hostile bodies, killed decoders.
+
+    python -m benchmarks.serving                                          # the embedded backbone, minutes on two cores
+    python -m benchmarks.serving --backbone vit-b16 --device cuda --dtype bfloat16 --batch-size 256 \
+        --per-request 16 --requests 10000 --soak 100000 --hostile 5000     # an H200; random weights at ViT-B/16 size
+    python -m benchmarks.serving mix share                                # some of it
+
+Adapters are random PERLs (K = 4, readout "rising", a head, other classes each) in a temporary folder; the service is
+the command itself, in a process of its own, and is asked over HTTP by threads of this one. Writes
+benchmarks/results/serving-….csv, where parts that were not run keep their rows.
+"""
+
+import argparse
+import base64
+import csv
+import http.client
+import io
+import json
+import os
+import random
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
+
+import perlclip
+from benchmarks.common import RESULTS, byte_vocabulary, file_name, machine, write_csv
+from perlclip.adapters.folder import Adapter
+from perlclip.heads.head import Head
+from perlclip.serve.engine import Engine, ImageRow
+from perlclip.serve.shelf import Shelf
+
+MIXES = (1, 16, 256)
+BOUNDARY = "perlclip-benchmark"
+Answer = tuple[int, dict]
+
+
+class World:
+    """A backbone, a folder of adapters, image files, and the rows of the result file."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.options, self.adapters = options, folder / "adapters"
+        name = str(vit_b16(folder / "clip")) if options.backbone == "vit-b16" else options.backbone
+        self.name = name
+        self.backbone = perlclip.load_backbone(name, device=options.device, dtype=options.dtype)
+        self.names = [f"a{n:03}" for n in range(max(NEEDS[part] for part in options.parts or PARTS))]
+        for n, adapter in enumerate(self.names):
+            perlclip.save_adapter(random_adapter(self.backbone, options.classes, n), self.adapters / adapter)
+        self.files = [picture(seed, options.pixels) for seed in range(64)]
+        self.rows: list[dict] = []
+        self.part = ""
+
+    def note(self, what: str, value: float, unit: str, **more: object) -> None:
+        """One figure, at once on the screen."""
+        row = {"part": self.part, "what": what, "value": float(value), "unit": unit, "more": json.dumps(more)}
+        self.rows.append(row)
+        print(f"{what:48} {value:12.2f} {unit:10} {more or ''}", flush=True)
+
+    @contextmanager
+    def service(self, *more: str) -> Iterator[tuple[str, int]]:
+        """The command in a process of its own: its address and process id."""
+        options = self.options
+        command = [sys.executable, "-c", "from perlclip.cli import main; main()", "serve", str(self.adapters)]
+        command += ["--backbone", self.name, "--device", str(options.device), "--dtype", options.dtype, "--port", "0"]
+        command += ["--batch-size", str(options.batch_size), "--workers", str(options.workers), *more]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield process.stdout.readline().split()[-1], process.pid
+            finally:
+                process.terminate()
+                process.wait(60)
+
+
+def vit_b16(folder: Path) -> Path:
+    """Random weights at ViT-B/16 size, as a Hugging Face folder."""
+    torch.manual_seed(0)
+    tokenizer = CLIPTokenizer(vocab=byte_vocabulary(), merges=[])
+    ids = dict(eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id)
+    CLIPModel(CLIPConfig(vision_config=dict(patch_size=16), text_config=ids)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    CLIPImageProcessorPil().save_pretrained(folder)
+    return folder
+
+
+def random_adapter(backbone: perlclip.Backbone, classes: int, seed: int) -> Adapter:
+    torch.manual_seed(seed)
+    method = perlclip.create_method("perl", backbone, readout="rising")
+    names = tuple(f"c{seed} {n}" for n in range(classes))
+    head = Head(
+        class_names=names, weight_CE=0.1 * torch.randn(classes, backbone.embed_dim).half().float(),
+        bias_C=torch.zeros(classes), scale=2.0,
+    )  # fmt: skip
+    return Adapter(method=method.eval(), class_names=names, template="a {}.", head=head)
+
+
+def picture(seed: int, pixels: int) -> bytes:
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    buffer = io.BytesIO()
+    small.resize((pixels, pixels), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+# ---- asking ----
+
+
+class Client:
+    """One connection, kept."""
+
+    def __init__(self, address: str) -> None:
+        place = urlsplit(address)
+        self.connection = http.client.HTTPConnection(place.hostname, place.port, timeout=120)
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            self.connection.request(method, path, body, named)
+            response = self.connection.getresponse()
+            content = response.read()
+        except (OSError, http.client.HTTPException):
+            self.connection.close()
+            return 0, {}
+        return response.status, json.loads(content) if content.startswith(b"{") else {}
+
+    def predict(self, files: list[bytes], adapters: list[str]) -> Answer:
+        body = form(files, adapters=",".join(adapters))
+        return self.ask("POST", "/v1/predict", body, Content_Type=f"multipart/form-data; boundary={BOUNDARY}")
+
+
+def form(files: list[bytes], **fields: str) -> bytes:
+    line = f"--{BOUNDARY}\r\nContent-Disposition: form-data; name="
+    parts = [f'{line}"{name}"\r\n\r\n{value}\r\n'.encode() for name, value in fields.items()]
+    parts += [f'{line}"images"; filename="x"\r\n\r\n'.encode() + data + b"\r\n" for data in files]
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def many(address: str, threads: int, work: Callable[[Client, int], object], count: int) -> tuple[list, float]:
+    """`work(client, i)` for i in 0..count-1 by so many threads with a connection each; results and seconds."""
+    mine = threading.local()
+
+    def one(i: int) -> object:
+        if not hasattr(mine, "client"):
+            mine.client = Client(address)
+        return work(mine.client, i)
+
+    with ThreadPoolExecutor(threads) as pool:
+        began = time.perf_counter()
+        found = list(pool.map(one, range(count)))
+        return found, time.perf_counter() - began
+
+
+# ---- the parts ----
+
+
+def mix(world: World) -> None:
+    """Throughput with 1, 16 and 256 adapters in the mix: of the engine alone, and over HTTP."""
+    options, backbone = world.options, world.backbone
+    shelf, engine = Shelf(world.adapters, backbone, max_bytes=2**34), Engine(backbone)
+    size = options.batch_size
+    views = list(torch.randn(size, 3, backbone.preprocess.size, backbone.preprocess.size))
+    loaded = [shelf.get(name) for name in world.names]
+    world.note("memory of an adapter", shelf.bytes / len(loaded) / 2**10, "KiB", classes=options.classes)
+    # So many batches that every adapter of the mix has come: each batch has as many of them as it has room for.
+    batches = {n: [] for n in MIXES}
+    for n in MIXES:
+        for turn in range(options.rounds):
+            chosen = [loaded[(turn * size + i) % n] for i in range(size)]
+            batches[n].append(
+                [
+                    ImageRow(pixels=v, adapter=a, wanted=a.classifier.wanted())
+                    for v, a in zip(views, chosen, strict=True)
+                ]
+            )
+    times: dict[int, list[float]] = {n: [] for n in MIXES}
+    for turn in range(-1, options.rounds):
+        for n in MIXES:
+            began = time.perf_counter()
+            engine.answer(batches[n][turn])
+            if turn >= 0:
+                times[n].append(time.perf_counter() - began)
+    speed = {n: size / statistics.median(times[n]) for n in MIXES}
+    for n in MIXES:
+        more = dict(batch=size, of_one_adapter=round(speed[n] / speed[1], 3), batches=options.rounds)
+        world.note(f"engine, {n} adapters in the mix", speed[n], "images/s", **more)
+    with world.service() as (address, _):
+        for name in world.names:
+            Client(address).predict(world.files[:1], [name])
+        for n in MIXES:
+            requests = options.requests // options.per_request
+
+            def work(client: Client, i: int, n: int = n) -> int:
+                files = [world.files[(i + j) % 64] for j in range(options.per_request)]
+                return client.predict(files, [world.names[i % n]])[0]
+
+            found, seconds = many(address, options.threads, work, requests)
+            more = dict(per_request=options.per_request, threads=options.threads, statuses=Counter(found))
+            world.note(f"HTTP, {n} adapters in the mix", requests * options.per_request / seconds, "images/s", **more)
+
+
+def load(world: World) -> None:
+    """p50 and p99 at 50 % and 90 % of what one image per request reaches; requests come at random moments."""
+    options = world.options
+    with world.service() as (address, _):
+        names = world.names[:16]
+
+        def work(client: Client, i: int) -> int:
+            return client.predict([world.files[i % 64]], [names[i % 16]])[0]
+
+        many(address, options.threads, work, 64)
+        _, seconds = many(address, options.threads, work, options.requests)
+        most = options.requests / seconds
+        world.note("most requests, one image each", most, "1/s", threads=options.threads)
+        for share in (0.5, 0.9):
+            moments = np.cumsum(np.random.default_rng(1).exponential(1 / (share * most), options.requests)).tolist()
+            began = time.perf_counter() + 0.1
+
+            def timed(
+                client: Client, i: int, began: float = began, moments: list[float] = moments
+            ) -> tuple[float, int]:
+                time.sleep(max(0.0, began + moments[i] - time.perf_counter()))
+                status = work(client, i)
+                return 1e3 * (time.perf_counter() - began - moments[i]), status  # from when it was due
+
+            found, _ = many(address, 4 * options.threads, timed, options.requests)
+            late = statistics.quantiles([ms for ms, _ in found], n=100)
+            more = dict(requests=options.requests, statuses=Counter(status for _, status in found))
+            world.note(f"p50 at {share:.0%} load", late[49], "ms", **more)
+            world.note(f"p99 at {share:.0%} load", late[98], "ms", **more)
+
+
+def share(world: World) -> None:
+    """One image through ten adapters: one call against ten."""
+    with world.service("--max-wait-ms", "0") as (address, _):
+        client, names = Client(address), world.names[:10]
+        client.predict(world.files[:1], names)
+        times: dict[str, list[float]] = {"one call": [], "ten calls": []}
+        for turn in range(world.options.rounds):
+            file = [world.files[turn % 64]]
+            began = time.perf_counter()
+            whole = client.predict(file, names)[1]["results"][0]["answers"]
+            times["one call"].append(time.perf_counter() - began)
+            began = time.perf_counter()
+            single = {name: client.predict(file, [name])[1]["results"][0]["answers"][name] for name in names}
+            times["ten calls"].append(time.perf_counter() - began)
+            assert all(whole[name]["label"] == single[name]["label"] for name in names)
+        middle = {name: 1e3 * statistics.median(found) for name, found in times.items()}
+        for name, value in middle.items():
+            world.note(f"one image x 10 adapters, {name}", value, "ms")
+        world.note("one image x 10 adapters", middle["ten calls"] / middle["one call"], "x faster")
+
+
+def threads(world: World) -> None:
+    """64 threads x 100 adapters: every answer against that of the adapter alone."""
+    options, names = world.options, world.names[:100]
+    files = world.files[:8]
+    expected = {}
+    for name in names:
+        alone = perlclip.Classifier.from_pretrained(world.adapters / name, backbone=world.backbone, compile="off")
+        for i, one in enumerate(alone.predict(files)):
+            expected[name, i] = one.label, one.probability
+    close = 1e-3 if options.dtype == "float32" else 0.05
+    with world.service() as (address, _):
+
+        def work(client: Client, i: int) -> str:
+            name, image = names[i * 7 % 100], i % 8
+            for _ in range(20):
+                status, said = client.predict([files[image]], [name])
+                if status != 503:
+                    break
+                time.sleep(0.2)
+            if status != 200:
+                return f"status {status}"
+            found, (label, p) = said["results"][0]["answers"][name], expected[name, image]
+            near = abs(found["probability"] - p) < close
+            return "right" if near and (found["label"] == label or options.dtype != "float32") else "wrong"
+
+        found, seconds = many(address, 64, work, options.requests)
+        counted = Counter(found)
+        world.note("64 threads x 100 adapters, wrong", counted["wrong"], "answers", **counted, seconds=round(seconds))
+
+
+def memory(world: World) -> None:
+    """Growth of the service's memory from a tenth of the requests to the last one."""
+    options = world.options
+    with world.service() as (address, pid):
+
+        def work(client: Client, i: int) -> int:
+            return client.predict([world.files[i % 64]], [world.names[i % 100]])[0]
+
+        many(address, options.threads, work, max(options.soak // 10, 200))
+        before = resident(pid)
+        found, _ = many(address, options.threads, work, options.soak)
+        more = dict(before=round(before), statuses=Counter(found))
+        world.note(f"memory after {options.soak:,} requests, growth", resident(pid) - before, "MiB", **more)
+
+
+def hostile(world: World) -> None:
+    """Bodies that nobody should send, and a good request after each."""
+    rng = random.Random(0)
+    with world.service() as (address, pid):
+        client, slowest = Client(address), 0.0
+        statuses: Counter[int] = Counter()
+        client.predict(world.files[:1], world.names[:1])
+        wrong = 0
+        for n in range(world.options.hostile):
+            path, body, headers = hostile_body(rng, world.files)
+            statuses[Client(address).ask("POST", path, body, **headers)[0]] += 1
+            began = time.perf_counter()
+            wrong += client.predict([world.files[n % 64]], [world.names[n % 16]])[0] != 200
+            slowest = max(slowest, time.perf_counter() - began)
+        alive = client.ask("GET", "/readyz")[0] == 200 and Path(f"/proc/{pid}").exists()
+        more = dict(statuses=statuses, good_ones_refused=wrong)
+        world.note(f"{world.options.hostile:,} hostile bodies, crashes", 0 if alive else 1, "", **more)
+        world.note("slowest good answer after one", 1e3 * slowest, "ms")
+
+
+def hostile_body(rng: random.Random, files: list[bytes]) -> tuple[str, bytes, dict[str, str]]:
+    """A path, a body and headers."""
+    file = bytearray(rng.choice(files))
+    for _ in range(rng.randrange(1, 50)):
+        file[rng.randrange(len(file))] = rng.randrange(256)
+    spoilt = bytes(file[: rng.randrange(1, len(file))])
+    name = rng.choice(
+        ["a000", "../a000", "a000/../../etc", "%2e%2e", "\x00", "a" * 5000, "", "COM1", "é", "a000\r\nX: y"]
+    )
+    noise = rng.randbytes(rng.choice([0, 1, 100, 100_000]))
+    deep = rng.choice(["[", '{"a":', '{"images":[', '"\\ud800']) * rng.choice([10, 5000])
+    numbers = rng.choice(["1e999", "-1", "NaN", "9" * 5000, "0.0001", '"adaptive"', "null", "[]", "true"])
+    option = rng.choice(["steps", "top_k", "max_ms", "max_mean_steps", "coverage", "reject_rate", "adapters", "images"])
+    good = base64.b64encode(files[0]).decode()
+    kinds: list[tuple[str, bytes, str]] = [
+        ("/v1/predict", form([spoilt], adapters="a000"), f"multipart/form-data; boundary={BOUNDARY}"),
+        ("/v1/predict", form([bomb(rng)], adapters="a000"), f"multipart/form-data; boundary={BOUNDARY}"),
+        ("/v1/predict", form([noise] * rng.randrange(80), adapters=name), f"multipart/form-data; boundary={BOUNDARY}"),
+        ("/v1/predict", noise, f"multipart/form-data; boundary={BOUNDARY}"),
+        ("/v1/predict", deep.encode(errors="replace"), "application/json"),
+        ("/v1/predict", json.dumps({"images": [good], "adapters": name}).encode(), "application/json"),
+        ("/v1/predict", f'{{"images":["{good}"],"adapters":"a000","{option}":{numbers}}}'.encode(), "application/json"),
+        ("/v1/predict", b"[" + b"[]," * 100_000 + b"[]]", "application/json"),
+        ("/v2/models/a000/infer", noise, "application/octet-stream"),
+        ("/v2/models/a000/infer", b'{"inputs":[{"name":"image","datatype":"BYTES","shape":[1],"parameters":'
+         b'{"binary_data_size":8}}]}' + struct.pack("<I", 2**31) + b"abcd", "application/octet-stream"),
+    ]  # fmt: skip
+    path, body, kind = rng.choice(kinds)
+    headers = {"Content_Type": kind}
+    if path.startswith("/v2"):
+        headers["Inference_Header_Content_Length"] = rng.choice(["0", "-1", "x", str(len(body)), str(len(body) - 8)])
+    if not rng.randrange(20):
+        headers |= rng.choice(
+            [{"Content_Encoding": "gzip"}, {"Host": "evil.example"}, {"Origin": "http://evil.example"}]
+        )
+    return path, body, headers
+
+
+def bomb(rng: random.Random) -> bytes:
+    """A PNG of a few hundred bytes that says it is enormous, or a true one of many pixels."""
+    width, height = rng.choice([(2**31 - 1, 2**31 - 1), (60_000, 60_000), (1, 60_000), (0, 5), (7000, 7000)])
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    pixels = zlib.compress(bytes((width // 8 + 2) * height)) if width == 7000 else zlib.compress(bytes(1000))
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def kill(world: World) -> None:
+    """Decoders killed while threads ask: what is lost are the requests that they had."""
+    options = world.options
+    with world.service() as (address, pid):
+        client = Client(address)
+        client.predict(world.files[:1], world.names[:1])
+        going, kills = threading.Event(), 0
+        going.set()
+
+        def killing() -> None:
+            nonlocal kills
+            rng = random.Random(1)
+            while going.is_set() and kills < options.kills:
+                time.sleep(0.1)
+                found = [p for server in children(pid) for p in children(server)]
+                if found:
+                    os.kill(rng.choice(found), signal.SIGKILL)
+                    kills += 1
+
+        thread = threading.Thread(target=killing)
+        thread.start()
+        found: list[int] = []
+        while thread.is_alive():
+            found += many(address, 8, lambda c, i: c.predict([world.files[i % 64]], [world.names[i % 16]])[0], 64)[0]
+        going.clear()
+        thread.join()
+        after = many(address, 8, lambda c, i: c.predict([world.files[i % 64]], ["a000"])[0], 64)[0]
+        lost = sum(status != 200 for status in found)
+        more = dict(requests=len(found), statuses=Counter(found), after=Counter(after))
+        world.note(f"{kills} decoders killed, requests lost", lost, "requests", **more)
+
+
+def resident(pid: int) -> float:
+    """MiB of the service's own process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def children(pid: int) -> list[int]:
+    """Processes that it has started; of the service that is the one that forks decoders, and a tracker of resources."""
+    try:
+        return [int(n) for path in Path(f"/proc/{pid}/task").glob("*/children") for n in path.read_text().split()]
+    except OSError:
+        return []
+
+
+PARTS = {
+    "mix": mix,
+    "load": load,
+    "share": share,
+    "threads": threads,
+    "memory": memory,
+    "hostile": hostile,
+    "kill": kill,
+}
+
+NEEDS = dict(mix=max(MIXES), load=16, share=10, threads=100, memory=100, hostile=16, kill=16)  # adapters
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--backbone", default="tiny", help="'tiny', 'vit-b16' (random weights), or any other")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--classes", type=int, default=100, help="of each adapter")
+    parser.add_argument("--pixels", type=int, default=256, help="a side of the images sent")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=16, help="that ask")
+    parser.add_argument("--per-request", type=int, default=4, help="images in a request of the mix")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--soak", type=int, default=5000)
+    parser.add_argument("--hostile", type=int, default=500)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="another result file")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder), options)
+        for world.part in options.parts or PARTS:
+            PARTS[world.part](world)
+    dtype = getattr(torch, options.dtype)
+    where = f"{Path(options.backbone).name}-{machine('cuda' if options.device.startswith('cuda') else 'cpu')}"
+    path = options.out or RESULTS / file_name("serving", where, dtype)
+    before = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+    kept = [row for row in before if row["part"] not in (options.parts or PARTS)]
+    order = list(PARTS)
+    write_csv(path, sorted(kept + world.rows, key=lambda row: order.index(row["part"])))
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

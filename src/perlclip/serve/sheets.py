@@ -1,0 +1,236 @@
+"""What an adapter answers, as plain tensors: so that rows of many adapters are answered by a few operations.
+
+A sheet is what `Answering` does with the embeddings of an image, written for a row among rows that have other classes,
+readouts and heads: class lists are padded to the longest one, and what differs is a number or a matrix of each row's
+own. tests/serve/test_engine.py compares it with `Classifier`, in every combination.
+
+Shapes: K stands for the steps 0..K, B rows, b some of them, C classes (of the longest list), E embedding width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log, sqrt
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from perlclip.heads.answering import Answering
+from perlclip.methods.base import full_precision
+from perlclip.methods.perl import Perl
+
+PAD = -1e9  # the logit of a class that is on other lists only
+FEW = 8  # matrices that are multiplied one by one; more of them in one go,
+GATHERED_ON = ("cuda",)  # on devices where each would be a launch
+ROOM = 2**26  # numbers of class embeddings that are gathered at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """Class embeddings, how the steps are read out, and the head, if there is one."""
+
+    classes: int
+    scale: float
+    texts: tuple[Tensor, ...]  # (C, E) of each step that is read out, or of the last one alone
+    weights: tuple[float, ...] = ()  # of each step in the readout; none: the step where the image stops is all
+    share: float = 1.0
+    text: float = 1.0
+    head: float = 0.0
+    offset: float = 0.0
+    first: Tensor | None = None  # the frozen CLIP's class embeddings (C, E), where share < 1
+    features: str = ""
+    learned: tuple[Tensor, ...] = ()  # the head's weight (C, E), for "all" features of each step
+    bias_C: Tensor | None = None
+    trained_C: Tensor | None = None  # 1 for a class that the head knows, 0 for others
+    all_trained: bool = True
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, answering: Answering) -> "Sheet | None":
+        """None for methods whose answer is made in another way: they are asked themselves."""
+        method, head = answering.method, answering.head
+        if not (
+            method.sees_as_clip or (isinstance(method, Perl) and (method.image_steps or not method.readout.weight))
+        ):
+            return None
+        t_KCE = method.class_embedding_steps(answering.state)
+        weight = method.readout.weight if isinstance(method, Perl) else None
+        texts = tuple(t_KCE) if weight else (t_KCE[-1].clone(),)
+        weights = tuple(weight(k) for k in range(len(t_KCE))) if weight else ()
+        plain = cls(classes=t_KCE.shape[1], scale=method.backbone.logit_scale, texts=texts, weights=weights)
+        if head is None:
+            return plain
+        mixed = replace(plain, share=head.share, first=answering.t0_CE)
+        trained_T, weight_TF, count = answering.trained_T, answering.weight_TE, plain.classes
+        if not len(trained_T):
+            return mixed
+        weight_CF = weight_TF.new_zeros(count, weight_TF.shape[1]).index_copy(0, trained_T, weight_TF)
+        bias_C = answering.bias_T.new_zeros(count).index_copy(0, trained_T, answering.bias_T)
+        pieces = (method.image_steps or 0) + 1 if head.features == "all" else 1
+        return replace(
+            mixed, text=head.text, head=head.scale, offset=head.offset, features=head.features, bias_C=bias_C,
+            learned=tuple(part_CE / sqrt(pieces) for part_CE in weight_CF.chunk(pieces, 1)),
+            trained_C=torch.zeros_like(bias_C).index_fill(0, trained_T, 1), all_trained=len(trained_T) == count,
+        )  # fmt: skip
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        tensors = (*self.texts, *self.learned, self.first, self.bias_C, self.trained_C)
+        return sum(each.nbytes for each in tensors if each is not None)
+
+
+class Sheets:
+    """Rows, each with its sheet."""
+
+    def __init__(self, sheets: Sequence[Sheet]) -> None:
+        self.sheets = sheets
+        self.width = max(sheet.classes for sheet in sheets)
+
+    @torch.no_grad()
+    def answer(self, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:
+        """Logits of rows that stop after these steps, (B, C); beyond its stop a row's embedding is that of the stop."""
+        with full_precision(v_KBE.device):
+            device, v_KBE = v_KBE.device, v_KBE.float()
+            logits_BC = self._read_out(v_KBE, stops)
+            valid_BC = torch.arange(self.width, device=device) < self._column("classes", device)
+            logits_BC = torch.where(valid_BC, self._finish(logits_BC, v_KBE, stops), PAD)
+        return logits_BC
+
+    def _read_out(self, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:
+        logits_BC = v_KBE.new_zeros(len(stops), self.width)
+        for k, v_BE in enumerate(v_KBE):
+            last = [i for i, sheet in enumerate(self.sheets) if not sheet.weights and stops[i] == k]
+            if last:
+                found_bC = self._dot(v_BE, last, [self.sheets[i].texts[0] for i in last])
+                logits_BC = _put(logits_BC, last, found_bC)
+            looking = [i for i, sheet in enumerate(self.sheets) if sheet.weights and stops[i] >= k]
+            if looking:
+                some = [self.sheets[i] for i in looking]
+                found_bC = self._dot(v_BE, looking, [sheet.texts[k] for sheet in some])
+                there_bC = torch.arange(self.width, device=v_BE.device) < _numbers([s.classes for s in some], v_BE)
+                logp_bC = torch.where(there_bC, found_bC, PAD).log_softmax(-1)
+                logp_bC = logp_bC + _numbers([log(sheet.weights[k]) for sheet in some], v_BE)
+                before_bC = logits_BC if len(looking) == len(stops) else logits_BC[_places(looking, v_BE)]
+                logits_BC = _put(logits_BC, looking, torch.logaddexp(before_bC, logp_bC) if k else logp_bC)
+        totals = [
+            log(sum(s.weights[: stop + 1])) if s.weights else 0 for s, stop in zip(self.sheets, stops, strict=True)
+        ]
+        return logits_BC - _numbers(totals, v_KBE)
+
+    def _finish(self, logits_BC: Tensor, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:
+        """What heads make of it; see `perlclip.heads.head`."""
+        mixed = [i for i, sheet in enumerate(self.sheets) if sheet.first is not None]
+        if mixed:
+            firsts = [self.sheets[i].first for i in mixed]
+            first_BC = _put(torch.zeros_like(logits_BC), mixed, self._dot(v_KBE[0], mixed, firsts))
+            share_B1 = self._column("share", logits_BC.device)
+            logits_BC = share_B1 * logits_BC + (1 - share_B1) * first_BC
+        headed = [i for i, sheet in enumerate(self.sheets) if sheet.learned]
+        if not headed:
+            return logits_BC
+        scores_BC = self._scores(v_KBE, stops, headed)
+        both_BC = self._column("text", logits_BC.device) * logits_BC + scores_BC
+        trained_BC = self._spread([sheet.trained_C for sheet in self.sheets], logits_BC) > 0
+        some = [not sheet.all_trained for sheet in self.sheets]
+        if any(some):
+            hidden = float("-inf")
+            text_B1 = logits_BC.masked_fill(~trained_BC, hidden).logsumexp(-1, keepdim=True)
+            mass_B1 = text_B1 - both_BC.masked_fill(~trained_BC, hidden).logsumexp(-1, keepdim=True)
+            mass_B1 = mass_B1 + self._column("offset", logits_BC.device)
+            both_BC = torch.where(_numbers(some, logits_BC).bool(), both_BC + mass_B1, both_BC)
+        return torch.where(trained_BC, both_BC, logits_BC)
+
+    def _scores(self, v_KBE: Tensor, stops: Sequence[int], headed: Sequence[int]) -> Tensor:
+        """W f + b, times the head's weight; zero where there is no head."""
+        scores_BC = v_KBE.new_zeros(len(stops), self.width)
+        for kind in {self.sheets[i].features for i in headed}:
+            mine = [i for i in headed if self.sheets[i].features == kind]
+            for j in range(max(len(self.sheets[i].learned) for i in mine)):
+                having = [i for i in mine if j < len(self.sheets[i].learned)]
+                seen_BE = self._seen(kind, v_KBE, stops, j)
+                found_bC = self._dot(seen_BE, having, [self.sheets[i].learned[j] for i in having], scaled=False)
+                scores_BC = scores_BC.index_add(0, _places(having, v_KBE), found_bC)
+        bias_BC = self._spread([sheet.bias_C for sheet in self.sheets], v_KBE)
+        return self._column("head", v_KBE.device) * (scores_BC + bias_BC)
+
+    def _seen(self, kind: str, v_KBE: Tensor, stops: Sequence[int], j: int) -> Tensor:
+        """Features of a kind, as `heads.head.FEATURES` has them: the last step's, or part j of "all"."""
+        if kind == "first":
+            return v_KBE[0]
+        if kind == "last":
+            return v_KBE[-1]
+        if kind == "all":
+            return v_KBE[min(j, len(v_KBE) - 1)]
+        taken_KB1 = torch.arange(len(v_KBE), device=v_KBE.device)[:, None, None] <= _numbers(stops, v_KBE)
+        return F.normalize((v_KBE * taken_KB1).sum(0), dim=-1)
+
+    def _dot(
+        self, v_BE: Tensor, rows: Sequence[int], matrices: Sequence[Tensor | None], *, scaled: bool = True
+    ) -> Tensor:
+        """Each of these rows times its own matrix, times CLIP's scale: (b, C), zero beyond its own classes."""
+        v_bE = v_BE if len(rows) == len(v_BE) else v_BE[_places(rows, v_BE)]
+        v_bE = v_bE * self.sheets[0].scale if scaled else v_bE
+        own = _own(matrices)
+        if v_bE.device.type in GATHERED_ON and len(own) > FEW:
+            return self._gathered(v_bE, own)
+        found_bC = v_bE.new_zeros(len(rows), self.width)
+        for m_CE, places in own:
+            if len(places) == len(rows):
+                found_bC[:, : len(m_CE)] = v_bE @ m_CE.T
+            else:
+                at_b = _places(places, v_bE)
+                found_bC[at_b, : len(m_CE)] = v_bE[at_b] @ m_CE.T
+        return found_bC
+
+    def _gathered(self, v_bE: Tensor, own: "Own") -> Tensor:
+        """The same in one product: matrices one below the other, of which each row picks its own."""
+        m_ME = torch.cat([*(m_CE for m_CE, _ in own), v_bE.new_zeros(1, v_bE.shape[1])])
+        index_bC = self._index(own, len(v_bE), v_bE.device)
+        chunk = max(1, ROOM // (self.width * v_bE.shape[1]))
+        parts = [slice(i, i + chunk) for i in range(0, len(v_bE), chunk)]
+        return torch.cat([(m_ME[index_bC[part]] @ v_bE[part][..., None])[..., 0] for part in parts])
+
+    def _spread(self, vectors: Sequence[Tensor | None], like: Tensor) -> Tensor:
+        """A vector of classes for each row, padded with zeros, (B, C); None is all zeros."""
+        own = _own(vectors)
+        flat_M = torch.cat([*(vector_C for vector_C, _ in own), like.new_zeros(1)])
+        return flat_M[self._index(own, len(vectors), like.device)]
+
+    def _index(self, own: "Own", rows: int, device: torch.device) -> Tensor:
+        """Where each row's classes stand among all, one list behind the other; what is on no list, at the end."""
+        start, count, begin = [0] * rows, [0] * rows, 0
+        for matrix, places in own:
+            for place in places:
+                start[place], count[place] = begin, len(matrix)
+            begin += len(matrix)
+        start_b1, count_b1 = torch.tensor([start, count], device=device)[..., None]
+        c_C = torch.arange(self.width, device=device)
+        return torch.where(c_C < count_b1, c_C + start_b1, begin)
+
+    def _column(self, name: str, device: torch.device) -> Tensor:
+        return torch.tensor([[float(getattr(sheet, name))] for sheet in self.sheets], device=device)
+
+
+Own = list[tuple[Tensor, list[int]]]  # different tensors, and which rows have them
+
+
+def _own(tensors: Sequence[Tensor | None]) -> Own:
+    found: dict[int, tuple[Tensor, list[int]]] = {}
+    for place, tensor in enumerate(tensors):
+        if tensor is not None:
+            found.setdefault(id(tensor), (tensor, []))[1].append(place)
+    return list(found.values())
+
+
+def _places(rows: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(rows, device=like.device)
+
+
+def _numbers(values: Sequence[float], like: Tensor) -> Tensor:
+    """A column, (b, 1)."""
+    return torch.tensor(values, device=like.device, dtype=torch.float32)[:, None]
+
+
+def _put(whole_BC: Tensor, rows: Sequence[int], part_bC: Tensor) -> Tensor:
+    return part_bC if len(rows) == len(whole_BC) else whole_BC.index_copy(0, _places(rows, whole_BC), part_bC)
