@@ -9,7 +9,7 @@ from perlclip.studio.toys import draw_toys, truth_of
 from tests.cli.test_cli import run
 from tests.common import loud
 from tests.studio.conftest import COLOURS, draw
-from tests.studio.test_routes import until
+from tests.studio.test_interface import until
 
 
 @pytest.mark.parametrize(

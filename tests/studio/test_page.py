@@ -18,7 +18,7 @@ import perlclip
 from perlclip.studio.project import Project
 from tests.browser import Browser, needs_browser
 from tests.studio.conftest import COLOURS, draw
-from tests.studio.test_routes import until
+from tests.studio.test_interface import until
 
 pytestmark = needs_browser
 SHOWN = "(document.querySelector('.stage figcaption')?.textContent ?? '')"

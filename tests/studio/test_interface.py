@@ -84,7 +84,8 @@ def test_what_is_refused_and_what_hides(studio, tmp_path):
     with studio(folder) as (address, worker):
         state = ask(address, "/api/state")[1]
         for path in (
-            "/static/..%2finterface.py",
+        hidden = ("/static/..%2finterface.py", "/static/interface.py", "/thumbnail/4", "/thumbnail/-1", "/api/nothing")
+        for path in hidden:
             "/static/interface.py",
             "/thumbnail/4",
             "/thumbnail/-1",
