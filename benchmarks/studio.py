@@ -29,7 +29,7 @@ from perlclip.data.images import read_image
 from perlclip.data.sets import DataSet, ImageSet
 from perlclip.data.toybox import load_toybox
 from perlclip.serve.guard import Limits, running
-from perlclip.studio.page_routes import studio_app
+from perlclip.studio.interface import studio_app
 from perlclip.studio.project import SKIPPED, Project
 from perlclip.studio.worker import Worker
 

@@ -131,7 +131,7 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def wait(self, script: str, seconds: float = 20.0) -> None:
+    def wait(self, script: str, seconds: float = 60.0) -> None:
         """Until an expression is true."""
         until = time.monotonic() + seconds
         while True:

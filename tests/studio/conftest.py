@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from perlclip.serve.guard import Limits, running
-from perlclip.studio.page_routes import studio_app
+from perlclip.studio.interface import studio_app
 from perlclip.studio.project import Project
 from perlclip.studio.worker import Worker
 

@@ -3,13 +3,13 @@
 import pytest
 
 import perlclip
-from perlclip.studio import page_routes
+from perlclip.studio import interface
 from perlclip.studio.project import Project
 from perlclip.studio.toys import draw_toys, truth_of
 from tests.cli.test_cli import run
 from tests.common import loud
 from tests.studio.conftest import COLOURS, draw
-from tests.studio.test_routes import until
+from tests.studio.test_interface import until
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_without_a_folder_it_opens_on_toys(tmp_path, monkeypatch):
         assert names == draw_toys(tmp_path / "perlclip-toys") and len(names) == 8
         project.set_classes([(None, "thing")])
     assert run("studio", "--no-open").exit_code == 0 and len(served) == 2
-    assert served[0].loopback and not page_routes.FILES - {path.name for path in page_routes.STATIC.iterdir()}
+    assert served[0].loopback and not interface.FILES - {path.name for path in interface.STATIC.iterdir()}
 
 
 def test_it_starts_from_an_adapter(studio, tmp_path, backbone):

@@ -18,7 +18,7 @@ import perlclip
 from perlclip.studio.project import Project
 from tests.browser import Browser, needs_browser
 from tests.studio.conftest import COLOURS, draw
-from tests.studio.test_routes import until
+from tests.studio.test_interface import until
 
 pytestmark = needs_browser
 SHOWN = "(document.querySelector('.stage figcaption')?.textContent ?? '')"
@@ -278,7 +278,7 @@ def test_a_kill_loses_nothing_and_the_page_goes_on(page, studio, tmp_path, clip_
 @pytest.mark.skipif("STUDIO_PICTURES" not in os.environ, reason="STUDIO_PICTURES=docs draws the documents' pictures")
 def test_pictures_for_the_documents(page, tmp_path, tiny):
     from perlclip.serve.guard import Limits, running
-    from perlclip.studio.page_routes import studio_app
+    from perlclip.studio.interface import studio_app
     from perlclip.studio.toys import draw_toys, truth_of
     from perlclip.studio.worker import Worker
 

@@ -43,7 +43,7 @@ def studio(
     and start it again.
     """
     from perlclip.serve.guard import Limits, names_of, run_server
-    from perlclip.studio.page_routes import studio_app
+    from perlclip.studio.interface import studio_app
     from perlclip.studio.project import Project
     from perlclip.studio.worker import Worker
 

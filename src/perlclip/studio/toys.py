@@ -1,5 +1,6 @@
 """Drawn toys to try the studio on: a folder of pictures whose names do not say what they show."""
 
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -13,7 +14,7 @@ SET, CLASSES = "cluttered_toys", 8
 
 def draw_toys(folder: Path, name: str = SET, classes: int = CLASSES) -> tuple[str, ...]:
     """Fill a folder, as far as it has not been, and say what the classes are."""
-    images = load_toybox(name).train
+    images = _train(name)
     require_writable(folder)
     for file, i in _files(images, classes).items():
         if not (folder / file).exists():
@@ -23,8 +24,13 @@ def draw_toys(folder: Path, name: str = SET, classes: int = CLASSES) -> tuple[st
 
 def truth_of(name: str = SET, classes: int = CLASSES) -> dict[str, int]:
     """What each file shows, for whoever wants to see how well it was labelled."""
-    images = load_toybox(name).train
+    images = _train(name)
     return {file: int(images.labels[i]) for file, i in _files(images, classes).items()}
+
+
+@cache
+def _train(name: str) -> ImageSet:
+    return load_toybox(name).train
 
 
 def _files(images: ImageSet, classes: int) -> dict[str, int]:
