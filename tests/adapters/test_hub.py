@@ -133,6 +133,11 @@ def test_a_folder_here_goes_first(hub, folder, backbone, tmp_path):
     assert perlclip.load_adapter(REPO, backbone=backbone).class_names == ("a", "b", "c")
     with pytest.raises(PerlclipError, match="is a folder here"):
         perlclip.load_adapter(REPO, revision="main", backbone=backbone)
+    shutil.rmtree(tmp_path / "me")
+    hub.asked.clear()
+    with pytest.raises(PerlclipError, match=r"^no adapter folder me/pets$"):
+        perlclip.load_adapter(Path(REPO), backbone=backbone)
+    assert not hub.asked, "a service looks for names below its folder so"
 
 
 def test_without_a_network_the_cached_one_is_used(hub, folder, backbone, monkeypatch):

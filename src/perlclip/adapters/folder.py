@@ -236,8 +236,8 @@ def load_adapter(
 ) -> Adapter:
     """Load an adapter on its backbone: the one it names, or the one given, which must be the same weights.
 
-    Where there is no such folder, `user/repo` or `user/repo@revision` is one of the Hugging Face hub; `info["hub"]`
-    says which commit it was.
+    Where there is no such folder, the text `user/repo` or `user/repo@revision` is one of the Hugging Face hub;
+    `info["hub"]` says which commit it was. A `Path` is always a folder.
     """
     folder, hub = _find_adapter(folder, revision)
     info, tensors = _read(folder)
@@ -276,7 +276,8 @@ def load_adapter(
 
 def _find_adapter(place: str | Path, revision: str | None = None) -> tuple[Path, dict[str, str]]:
     """A folder here, which goes first, or one of the hub, downloaded; and what to record of the latter."""
-    name = HubName.parse(place, revision)
+    # A Path is one of this machine: a service that looks below its folder for a name from outside never asks the hub.
+    name = HubName.parse(place, revision) if isinstance(place, str) else None
     if Path(place).exists() or name is None:
         if revision is not None:
             raise PerlclipError(f"a revision is one of the hub's, and {place} is a folder here")

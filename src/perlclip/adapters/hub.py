@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
 
 from perlclip.errors import PerlclipError
@@ -29,9 +28,9 @@ class HubName:
     revision: str | None = None
 
     @classmethod
-    def parse(cls, text: str | PathLike[str], revision: str | None = None) -> "HubName | None":
+    def parse(cls, text: str, revision: str | None = None) -> "HubName | None":
         """`user/repo` or `user/repo@revision`; None for what has another form."""
-        found = _NAME.fullmatch(text if isinstance(text, str) else Path(text).as_posix())  # "./a/b" is a folder
+        found = _NAME.fullmatch(text)
         if found is None or ".." in found[1] or "--" in found[1]:  # neither is a name there
             return None
         if revision is not None and found[2]:
@@ -39,11 +38,11 @@ class HubName:
         return cls(found[1], revision or found[2])
 
     @classmethod
-    def of(cls, text: str | PathLike[str], revision: str | None = None) -> "HubName":
+    def of(cls, text: str, revision: str | None = None) -> "HubName":
         """The same, where nothing else will do."""
         found = cls.parse(text, revision)
         if found is None:
-            raise PerlclipError(f"{str(text)!r} is no repository of the hub: expected user/repo or user/repo@revision")
+            raise PerlclipError(f"{text!r} is no repository of the hub: expected user/repo or user/repo@revision")
         return found
 
     def __str__(self) -> str:
