@@ -126,7 +126,7 @@ def _no_answer() -> tuple[type[Exception], ...]:
 def _in_one_sentence(name: HubName) -> Iterator[None]:
     """What the client says takes paragraphs, with addresses and request numbers."""
     from huggingface_hub import errors
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     quiet = are_progress_bars_disabled()
     disable_progress_bars()  # an adapter takes no time
