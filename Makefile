@@ -3,7 +3,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
 
-.PHONY: demo test results lint types unit clean
+.PHONY: demo test results lint types unit dist lowest clean
 
 demo: $(DONE)
 	$(BIN)/perlclip demo
@@ -23,6 +23,13 @@ types: $(DONE)
 
 unit: $(DONE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Wheel and sdist: built, checked, and the wheel tried in an empty environment; then the lowest versions that are allowed.
+dist:
+	python3 -m scripts.dist
+
+lowest:
+	python3 -m scripts.dist --lowest
 
 $(DONE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)

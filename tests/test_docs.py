@@ -1,6 +1,6 @@
 """What the documents say of the code is there: every link, and every name that can be told from its form.
 
-Checked in README.md, CONTRIBUTING.md and docs/*.md, outside of code blocks unless said otherwise:
+Checked in README.md and its like (`PAGES`) and docs/*.md, outside of code blocks unless said otherwise:
 
     [text](path), [text][id]            the file or folder exists
     [`Perl.loss`](…/perl.py)            that class, function, method, attribute or constant is defined in that very file
@@ -32,7 +32,8 @@ from pkgutil import resolve_name
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md")
+DOCUMENTS = [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 ENVIRONMENT = {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HOME", "PERLCLIP_TOKEN"}
 LINK = re.compile(r"\[([^\][]+)\](?:\(([^)\s]+)\)|\[([\w-]+)\])")
 TARGET = re.compile(r"^\[([\w-]+)\]: (\S+)$", re.M)

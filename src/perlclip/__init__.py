@@ -35,6 +35,8 @@ _HOME = {
     "load_images": "data",
     "load_plugin": "methods",
     "method_class": "methods",
+    "pull_adapter": "adapters.folder",
+    "push_adapter": "adapters.folder",
     "save_adapter": "adapters.folder",
     "set_thresholds": "training.choose_thresholds",
     "suggest": "labels.suggestions",
@@ -72,6 +74,8 @@ __all__ = [
     "load_images",
     "load_plugin",
     "method_class",
+    "pull_adapter",
+    "push_adapter",
     "save_adapter",
     "set_thresholds",
     "suggest",
@@ -79,7 +83,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from perlclip.adapters.folder import Adapter, load_adapter, save_adapter
+    from perlclip.adapters.folder import Adapter, load_adapter, pull_adapter, push_adapter, save_adapter
     from perlclip.backbone import Backbone, load_backbone
     from perlclip.data import DataSet, ImageSet, dataset_names, load_dataset, load_images, train_val
     from perlclip.errors import PerlclipError

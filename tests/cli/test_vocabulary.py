@@ -33,6 +33,7 @@ PAIRS = [
     ("predict", Classifier.predict, {"reject", "reject_rate", "coverage", "sets", "multi_label"}),
     ("export", export_backbone, {"steps", "depth", "int8"}),
     ("export", export_adapter, {"class_names", "template", "head"}),
+    ("push", perlclip.push_adapter, {"private", "message", "dataset"}),
     ("eval", perlclip.load_adapter, {"device", "dtype", "backbone"}),
     ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile", "head"}),
     ("check", perlclip.check, {"batch_size", "workers"}),

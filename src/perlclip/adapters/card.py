@@ -50,15 +50,20 @@ Prompt: {template}
 """
 
 
-def model_card(info: Mapping[str, Any], title: str) -> str:
-    """The card as Markdown with the YAML header that model hubs read."""
+def model_card(info: Mapping[str, Any], title: str, *, dataset: str | None = None) -> str:
+    """The card as Markdown with the YAML header that model hubs read; `dataset` is a name that they know."""
     from huggingface_hub import ModelCardData  # only who saves an adapter waits for it
 
+    results = _results(info, dataset)
     header = ModelCardData(
         library_name="perlclip",
         base_model=info["base_model_name_or_path"],
+        datasets=[dataset] if dataset else None,
+        metrics=["accuracy"] if results else None,
         pipeline_tag="zero-shot-image-classification",
         tags=["perlclip", info["method"], "few-shot", "clip"],
+        model_name=title if results else None,
+        eval_results=results or None,
     )
     return _CARD.format(
         header=header.to_yaml(),
@@ -80,6 +85,36 @@ def model_card(info: Mapping[str, Any], title: str) -> str:
         adaptive=_adaptive(info),
         trust=_trust(info),
     )
+
+
+def _results(info: Mapping[str, Any], dataset: str | None) -> list[Any]:
+    """Accuracies in percent, by what they were measured on, in the form that the hub makes a table of."""
+    from huggingface_hub import EvalResult
+
+    source = dataset or info["training"].get("source") or "own images"
+    found = {"": info["metrics"], **info["metrics"]}
+    return [
+        EvalResult(
+            task_type="image-classification",
+            dataset_type=str(dataset or "imagefolder"),
+            dataset_name=str(source),
+            dataset_split=split or None,
+            metric_type="accuracy",
+            metric_name="accuracy, %",
+            metric_value=values["accuracy"],
+        )
+        for split, values in found.items()
+        if isinstance(values, Mapping) and isinstance(values.get("accuracy"), int | float)
+    ]
+
+
+def title_of(card: bytes) -> str | None:
+    """What a card was called when `model_card` made it."""
+    found = re.search(rb"from_pretrained\((\".*\")\)$", card, re.M)
+    try:
+        return str(json.loads(found[1])) if found else None
+    except ValueError:
+        return None
 
 
 _SPECIAL = re.compile(r"([\\`*\[\]<>&$|~#]|(?<!\w)_|_(?!\w))")  # an underscore within a word is one

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
@@ -22,7 +23,8 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 import perlclip
-from perlclip.adapters.card import model_card
+from perlclip.adapters.card import model_card, title_of
+from perlclip.adapters.hub import HubName, download, upload
 from perlclip.backbone import Backbone, load_backbone
 from perlclip.backbone.load import CONFIGS, BackboneNotFoundError
 from perlclip.errors import PerlclipError, first_line
@@ -38,7 +40,9 @@ from perlclip.trust.record import Trust
 FORMAT_VERSIONS = (1, 2)  # 2: with a head, without which earlier versions of perlclip would answer
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
 OWN_HASH = "config_sha256"  # of all other fields; adapters of 0.1.0 have none
-LARGEST = {CONFIG: 64 * MIB, WEIGHTS: 1024 * MIB}
+LARGEST = {CONFIG: 64 * MIB, WEIGHTS: 1024 * MIB, CARD: 16 * MIB}
+HUB = "hub"  # field of the config: the repository and the commit that the adapter was taken from
+MESSAGE = "Push an adapter of perlclip"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LOCK_SECONDS = 10.0  # a save takes milliseconds
 _saving = Lock()  # of this process; others are kept out by a lock on the folder
@@ -76,6 +80,13 @@ class Adapter:
     def save(self, folder: str | Path) -> Path:
         """Write the adapter folder, as `save_adapter`."""
         return save_adapter(self, folder)
+
+    def push_to_hub(
+        self, repo: str, *, private: bool = False, message: str = MESSAGE, dataset: str | None = None
+    ) -> str:
+        """Put the adapter on the Hugging Face hub, as `push_adapter`."""
+        with TemporaryDirectory() as folder:
+            return push_adapter(self.save(folder), repo, private=private, message=message, dataset=dataset)
 
 
 def save_adapter(
@@ -140,11 +151,19 @@ def save_adapter(
     try:
         info = json.loads(json.dumps(info, allow_nan=False))
         info[OWN_HASH] = _own_hash(info)
-        content = f"{json.dumps(info, indent=2, ensure_ascii=False)}\n".encode(errors="surrogatepass")
+        content = _config_bytes(info)
         _check_info(parse_json(content), folder / CONFIG)
     except (TypeError, ValueError, RecursionError) as error:
         raise PerlclipError(f"the adapter's training record or metrics are not plain, finite data: {error}") from error
-    card = _card(info, folder)
+    return _write(folder, content, _card(info, folder), weights)
+
+
+def _config_bytes(info: Mapping[str, Any]) -> bytes:
+    return f"{json.dumps(info, indent=2, ensure_ascii=False)}\n".encode(errors="surrogatepass")
+
+
+def _write(folder: Path, content: bytes, card: bytes, weights: bytes) -> Path:
+    """Put the three files there, or leave what is there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _saving, held_folder(folder, LOCK_SECONDS) as alone:
@@ -177,7 +196,11 @@ def _finish_save(folder: Path) -> None:
 
 
 def _card(info: Mapping[str, Any], folder: Path) -> bytes:
-    return model_card(info, folder.resolve().name).encode(errors="backslashreplace")
+    return _card_bytes(info, folder.resolve().name)
+
+
+def _card_bytes(info: Mapping[str, Any], title: str, dataset: str | None = None) -> bytes:
+    return model_card(info, title, dataset=dataset).encode(errors="backslashreplace")
 
 
 def _has_hash(path: Path, wanted: str) -> bool:
@@ -209,10 +232,16 @@ def load_adapter(
     backbone: Backbone | str | None = None,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "float32",
+    revision: str | None = None,
 ) -> Adapter:
-    """Load an adapter on its backbone: the one it names, or the one given, which must be the same weights."""
-    folder = Path(folder)
+    """Load an adapter on its backbone: the one it names, or the one given, which must be the same weights.
+
+    Where there is no such folder, the text `user/repo` or `user/repo@revision` is one of the Hugging Face hub;
+    `info["hub"]` says which commit it was. A `Path` is always a folder.
+    """
+    folder, hub = _find_adapter(folder, revision)
     info, tensors = _read(folder)
+    info |= {HUB: hub} if hub else {}
     if not isinstance(backbone, Backbone):
         backbone = _find_backbone(backbone, info, folder, device, dtype)
     if backbone.fingerprint != info["backbone_fingerprint"]:
@@ -243,6 +272,61 @@ def load_adapter(
         trust=Trust.from_json(info["trust"]) if "trust" in info else None,
         info=info,
     )
+
+
+def _find_adapter(place: str | Path, revision: str | None = None) -> tuple[Path, dict[str, str]]:
+    """A folder here, which goes first, or one of the hub, downloaded; and what to record of the latter."""
+    # A Path is one of this machine: a service that looks below its folder for a name from outside never asks the hub.
+    name = HubName.parse(place, revision) if isinstance(place, str) else None
+    if Path(place).exists() or name is None:
+        if revision is not None:
+            raise PerlclipError(f"a revision is one of the hub's, and {place} is a folder here")
+        return Path(place), {}
+    try:
+        found = download(name, LARGEST, optional=CARD)
+    except PerlclipError as error:
+        raise PerlclipError(f"no adapter folder {place} here, and {error}") from error
+    return found.folder, found.record()
+
+
+def pull_adapter(repo: str, folder: str | Path, *, revision: str | None = None) -> Path:
+    """Take an adapter from the Hugging Face hub into a folder, checked; its config then says which commit it was.
+
+    `repo` is `user/repo` or `user/repo@revision`. Nothing else that the repository holds is downloaded.
+    """
+    found = download(HubName.of(repo, revision), LARGEST, optional=CARD)
+    info, _ = _read(found.folder)
+    info[HUB] = found.record()
+    info |= {OWN_HASH: _own_hash(info)} if OWN_HASH in info else {}
+    kept = found.folder / CARD
+    card = read_file(kept, LARGEST[CARD]) if kept.is_file() else _card(info, Path(folder))
+    return _write(Path(folder), _config_bytes(info), card, read_file(found.folder / WEIGHTS, LARGEST[WEIGHTS]))
+
+
+def push_adapter(
+    folder: str | Path, repo: str, *, private: bool = False, message: str = MESSAGE, dataset: str | None = None
+) -> str:
+    """Put an adapter folder on the Hugging Face hub, its three files and no other; the commit that it is then.
+
+    The repository is made if there is none, `private` or not. The card that `save_adapter` wrote is written anew for
+    there; one that was edited is left as it is. `dataset` is what the hub calls the data that it was trained on.
+    """
+    folder, name = Path(folder), HubName.of(repo)
+    info, _ = _read(folder)
+    try:
+        card = read_file(folder / CARD, LARGEST[CARD]) if (folder / CARD).is_file() else b""
+        config, weights = (read_file(folder / file, LARGEST[file]) for file in (CONFIG, WEIGHTS))
+    except OSError as error:
+        raise PerlclipError(f"cannot read {folder}: {error.strerror}") from error
+    title = title_of(card)
+    ours = not card or (title is not None and card == _card_bytes(info, title))
+    backbone = Path(info["base_model_name_or_path"])
+    if backbone.is_absolute():  # a path of this machine is nobody's affair, and no use to others
+        info["base_model_name_or_path"] = backbone.name
+        info |= {OWN_HASH: _own_hash(info)} if OWN_HASH in info else {}
+        config = _config_bytes(info)
+    card = _card_bytes(info, name.repo, dataset=dataset) if ours else card
+    return upload(name, {CONFIG: config, WEIGHTS: weights, CARD: card}, private=private, message=message)
 
 
 def _find_backbone(

@@ -1,5 +1,5 @@
-"""The command line: `perlclip fit | set-thresholds | calibrate | predict | eval | check | suggest | export | serve |
-studio | methods | inspect | demo | bench | data | report | explain | analyze`.
+"""The command line: `perlclip fit | set-thresholds | calibrate | predict | eval | check | suggest | export | push |
+pull | serve | studio | methods | inspect | demo | bench | data | report | explain | analyze`.
 
 Only `click` is imported here and in the commands' modules at the top, so that `--help` answers at once. Errors of the
 user's are one sentence and exit code 1, wrong usage is 2, Ctrl-C is 130, SIGTERM 143; `--debug` shows the traceback.
@@ -24,6 +24,7 @@ from perlclip.cli.labelling import check, suggest
 from perlclip.cli.look import analyze, explain
 from perlclip.cli.research import bench, data, demo, report
 from perlclip.cli.serving import serve
+from perlclip.cli.sharing import pull, push
 from perlclip.cli.studio import studio
 from perlclip.cli.training import calibrate, fit, set_thresholds
 from perlclip.errors import PerlclipError, Terminated
@@ -116,5 +117,6 @@ for command in (
 ):  # fmt: skip
     command.params.append(PLUGIN)
 MAKING, USING = (fit, set_thresholds, calibrate), (predict, eval_, inspect, check, suggest, export, serve, studio)
-for command in (*MAKING, *USING, methods, bench, data, report, demo, explain, analyze):
+SHARING = (push, pull)
+for command in (*MAKING, *USING, *SHARING, methods, bench, data, report, demo, explain, analyze):
     main.add_command(command)

@@ -96,7 +96,7 @@ def predict(
     paths = image_paths(images)
     if out:
         check_row_file(out)
-    classifier = perlclip.Classifier.from_pretrained(adapter, **loading)
+    classifier = perlclip.Classifier.from_pretrained(adapter.as_posix(), **loading)  # a folder, or one of the hub
     asked = {"steps": any(limit is not None for limit in (steps, max_mean_steps, max_ms))}
     asked |= {"rejected": reject, "labels": coverage is not None or multi_label}
     more = [key for key, wanted in asked.items() if wanted]
@@ -222,7 +222,7 @@ def eval_(
     check_ending(page, ".html")
     for picture in (confusion, reliability):
         check_ending(picture, ".png", ".svg")
-    loaded = perlclip.load_adapter(adapter, backbone=backbone, device=device, dtype=dtype)
+    loaded = perlclip.load_adapter(adapter.as_posix(), backbone=backbone, device=device, dtype=dtype)
     trained = Classes(loaded.class_names, loaded.template)
     skipped: list[Unreadable] | None = [] if how["on_error"] == "skip" else None
     images = images_to_test(

@@ -8,7 +8,7 @@ import click
 
 from perlclip.cli.common import FOLDER, POSITIVE, options
 
-TOKEN = "PERLCLIP_TOKEN"
+TOKEN = "PERLCLIP_TOKEN"  # noqa: S105 (the name of a variable, not a password)
 
 
 @click.command()

@@ -38,9 +38,11 @@ from perlclip.data.manifests import (
 from perlclip.data.sets import ImageSet
 from perlclip.data.splits import split_folders, split_named
 from perlclip.errors import PerlclipError
+from perlclip.files import MIB, parse_json, read_file
 from perlclip.text.classes import spelling, spoken
 from perlclip.text.templates import DEFAULT_TEMPLATE
 
+MAX_NAMES = 64 * MIB  # of a file of class names
 Labelled = list[tuple[ImageSource, str]]
 ClassNames = Sequence[str] | Mapping[str, str]  # in sorted folder order, or from folder (or label) to name
 METADATA = ("metadata.csv", "metadata.jsonl")  # of Hugging Face's imagefolder
@@ -277,7 +279,7 @@ def _metadata_rows(tree: _Tree, splits: Mapping[str, str]) -> list[Listed] | Non
         header = content[: 2**16].decode("utf-8-sig", "replace").splitlines()[0] if content else ""
         try:
             keys = list(json.loads(header)) if header.startswith("{") else header.replace(";", ",").split(",")
-        except ValueError:
+        except (ValueError, RecursionError):
             keys = ["label"]  # `text_rows` says what is wrong with it
         if "label" not in columns_of(keys) and tree.folders():
             continue  # captions or boxes: the folders say the classes
@@ -331,9 +333,9 @@ def read_class_names(path: str | Path) -> list[str] | dict[str, str]:
     """Class names from a file: one a line, or a JSON list, or a JSON object from folder to name."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path, MAX_NAMES).decode("utf-8-sig")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        names = json.loads(text) if path.suffix == ".json" else lines
+        names = parse_json(text.encode()) if path.suffix == ".json" else lines
     except OSError as error:
         raise PerlclipError(f"cannot read class names from {path}: {error.strerror or error}") from error
     except ValueError as error:

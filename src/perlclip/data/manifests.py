@@ -76,8 +76,12 @@ def columns_of(names: Iterable[str]) -> dict[str, str]:
 
 def _csv_lines(text: str, where: str) -> Iterator[tuple[int, dict[str, str]]]:
     header = text.partition("\n")[0]
-    mark = max(",;\t", key=lambda sign: (len(columns_of(next(csv.reader([header], delimiter=sign), []))), sign == ","))
+
+    def found_by(sign: str) -> tuple[int, bool]:
+        return len(columns_of(next(csv.reader([header], delimiter=sign), []))), sign == ","
+
     try:
+        mark = max(",;\t", key=found_by)
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark)
         columns = columns_of(reader.fieldnames or ())
         lines = [(reader.line_num, row) for row in reader]

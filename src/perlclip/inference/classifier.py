@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.adapters.folder import Adapter, load_adapter
+from perlclip.adapters.folder import MESSAGE, Adapter, load_adapter
 from perlclip.backbone import Backbone, Images
 from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
 from perlclip.data.decoding import check_on_error
@@ -268,12 +268,27 @@ class Classifier:
         dtype: str | torch.dtype = "float32",
         head: bool = True,
         compile: str = "auto",
+        revision: str | None = None,
     ) -> "Classifier":
-        """From an adapter folder. Other `class_names` (and `template`) may be given: the vocabulary is open."""
+        """From an adapter folder, or else a repository of the hub, `user/repo`, at some `revision` of it.
+
+        Other `class_names` (and `template`) may be given: the vocabulary is open.
+        """
         if class_names is not None:
             class_names = check_class_names(class_names)
-        adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype)
+        adapter = load_adapter(folder, backbone=backbone, device=device, dtype=dtype, revision=revision)
         return cls(adapter, class_names, template, head=head, compile=compile)
+
+    def push_to_hub(
+        self, repo: str, *, private: bool = False, message: str = MESSAGE, dataset: str | None = None
+    ) -> str:
+        """Put its adapter on the Hugging Face hub, as `push_adapter`, with what `calibrate` found for its classes."""
+        _, trained = self._made_of
+        if isinstance(trained, Method):
+            trained = Adapter(method=trained, class_names=self.class_names, template=self.template)
+        if self._own_trust and trained.class_names == self.class_names:
+            trained = replace(trained, trust=self._own_trust)
+        return trained.push_to_hub(repo, private=private, message=message, dataset=dataset)
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a str is one image, not many
