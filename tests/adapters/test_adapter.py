@@ -227,7 +227,7 @@ def test_class_names_must_be_a_list_with_something_in_it(folder):
 def test_the_vocabulary_is_open(folder, tree):
     classifier = perlclip.Classifier.from_pretrained(folder, class_names=["sky", "lawn"], template="{} in a picture.")
     assert classifier.predict(tree / "red" / "0.png", top_k=9).top[0][0] in ("sky", "lawn")
-    with pytest.raises(PerlclipError, match="top_k and batch size must be at least 1"):
+    with pytest.raises(PerlclipError, match="top_k must be at least 1"):
         classifier.predict(tree / "red" / "0.png", top_k=0)
 
 

@@ -348,14 +348,15 @@ def _find_backbone(
 
 def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of one and the same adapter, also while another one is saved over it."""
-    info = read_info(folder)
+    info, same = read_info(folder), 0
     while True:
         try:
             tensors = _read_weights(folder, info)
             break
         except PerlclipError:
             before, info = info, read_info(folder)
-            if info == before:
+            same = same + 1 if info == before else 0
+            if same == 2:  # once, its weights may have taken their name between two looks
                 raise
     left = any(staged(folder / name) for name in (CONFIG, WEIGHTS, CARD))
     if left and _saving.acquire(blocking=False):
