@@ -103,7 +103,7 @@ def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, 
 
 
 def test_a_reload_in_mid_training_and_two_tabs(page, studio, tmp_path):
-    with studio(draw(tmp_path / "images", 30), every=8, recipe="strong") as (address, worker):
+    with studio(draw(tmp_path / "images", 30), every=8, recipe=perlclip.Recipe(epochs=5000)) as (address, worker):
         worker.project.set_classes([(None, name) for name in COLOURS])
         worker.wake()
         page.open(address)
@@ -112,6 +112,7 @@ def test_a_reload_in_mid_training_and_two_tabs(page, studio, tmp_path):
         page.call("Page.reload")
         page.wait("document.querySelector('.tally')")
         assert done(page) == 8
+        page.wait("document.querySelector('#status progress')")  # it goes on
         page.tab()
         page.open(f"{address}/#label")
         label(page, 2)

@@ -27,6 +27,7 @@ from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError, first_line
 from perlclip.inference.evaluation import evaluate
 from perlclip.methods.base import ClassState, Method
+from perlclip.methods.recipe import Recipe
 from perlclip.methods.registry import create_method
 from perlclip.progress import heard_by
 from perlclip.studio.guessing import Guesses, doubtful, guess
@@ -63,7 +64,7 @@ class Worker:
 
     def __init__(
         self, project: Project, backbone: Backbone, *, every: int = 10, out: str | Path | None = None,
-        recipe: str | None = None, start: Adapter | None = None,
+        recipe: str | Recipe | None = None, start: Adapter | None = None,
     ) -> None:  # fmt: skip
         self.project, self.backbone, self.every, self.recipe = project, backbone, every, recipe
         root = project.root.resolve()
