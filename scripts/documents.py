@@ -293,9 +293,9 @@ def object_table() -> str:
 # ---- what holds when things go wrong ----
 
 
-def hostile_table() -> str:
-    """What was tried, how often, and how often it went wrong."""
-    rows = read(Path("docs/results/hostile.csv"))
+def hostile_table(*sections: str) -> str:
+    """What was tried, how often, and how often it went wrong; all of it, or some sections."""
+    rows = [row for row in read(Path("docs/results/hostile.csv")) if row["section"] in sections or not sections]
     return table(
         ["what was tried", "times", "wrong", "and"],
         [[row["what"], f"{int(row['done']):,}", row["wrong"], row["notes"]] for row in rows],
@@ -321,6 +321,7 @@ def everyone(suite: str, rows: Callable[[Path], list[list[str]]], head: Sequence
 
 TABLES: dict[str, Callable[[], str]] = {
     "hostile": hostile_table,
+    "hostile-files": lambda: hostile_table("flips", "images"),
     "everyone-toybox": everyone("toybox", means, HEAD),
     "differences-toybox": everyone("toybox", differences, DIFFERENCES),
     "everyone-photographs": everyone("photographs", by_set, ()),

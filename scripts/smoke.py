@@ -3,7 +3,7 @@
     python -m scripts.smoke            # of this environment
     python -I scripts/smoke.py         # the same without the source tree: what `make dist` runs
 
-Offline, on the embedded backbone: fit on drawn images, predict, eval, inspect, and a report.
+Offline, on the embedded backbone: fit on drawn images, predict, inspect, explain.
 """
 
 import subprocess

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.fuzz import TARGETS, adapter, explore, load
-from perlclip.data import read_class_names
+from perlclip.data import load_images, read_class_names
 from perlclip.data.manifests import text_rows
 from perlclip.errors import PerlclipError
 
@@ -27,5 +27,10 @@ def test_what_reading_the_targets_found(tmp_path):
     (tmp_path / "names.json").write_text("[" * 100_000)
     with pytest.raises(PerlclipError, match="nested too deeply"):
         read_class_names(tmp_path / "names.json")
+    (tmp_path / "tree" / "cat").mkdir(parents=True)
+    (tmp_path / "tree" / "cat" / "0.png").touch()
+    (tmp_path / "tree" / "metadata.jsonl").write_text('{"a":' + "[" * 50_000)
+    with pytest.raises(PerlclipError, match="is not JSON"):
+        load_images(tmp_path / "tree")
     with pytest.raises(PerlclipError, match="not a plain file"):
         read_class_names("/dev/zero")
