@@ -14,11 +14,11 @@ function form(done) {
       spellcheck: "false",
       placeholder: "a class, as you would say it",
       onkeydown: e => {
-        if (e.key === "Enter" && !e.ctrlKey) {
-          e.preventDefault();
-          (row.nextElementSibling?.querySelector("input") ?? add(null)).focus();
+        if (e.key === "Enter") {
+          e.preventDefault(); // the browser would submit the form as well
+          if (e.ctrlKey) row.closest("form").requestSubmit();
+          else (row.nextElementSibling?.querySelector("input") ?? add(null)).focus();
         }
-        if (e.key === "Enter" && e.ctrlKey) row.closest("form").requestSubmit();
         if (e.key === "Backspace" && !input.value && rows.children.length > 1) {
           e.preventDefault();
           const before = row.previousElementSibling;
@@ -65,8 +65,10 @@ function form(done) {
   }
   const prompt = h("input", {value: template, spellcheck: "false", autocomplete: "off"});
   const error = h("p", {class: "error", role: "alert"});
+  let saving = false;
   const save = async e => {
     e.preventDefault();
+    if (saving) return;
     const given = [...rows.querySelectorAll("input")]
       .filter(input => input.value.trim())
       .map(input => [input.dataset.id === "" ? null : Number(input.dataset.id), input.value.trim()]);
@@ -76,6 +78,7 @@ function form(done) {
       !confirm(`${gone.map(([, name]) => name).join(", ")}: leave out with all labels? They stay in the log.`)
     )
       return;
+    saving = true;
     try {
       await post("classes", {classes: given, template: prompt.value, version});
       await refresh();
@@ -83,6 +86,7 @@ function form(done) {
     } catch (problem) {
       error.textContent = problem.message;
     }
+    saving = false;
   };
   return h(
     "form",
