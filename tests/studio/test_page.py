@@ -105,24 +105,26 @@ def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, 
 def test_a_reload_in_mid_training_and_two_tabs(page, studio, tmp_path):
     with studio(draw(tmp_path / "images", 30), every=8, recipe=perlclip.Recipe(epochs=5000)) as (address, worker):
         worker.project.set_classes([(None, name) for name in COLOURS])
+        for place in (0, 2, 3, 5):  # of two classes, so that PERL can be trained whatever is suggested
+            worker.project.label([place], place % 3)
         worker.wake()
         page.open(address)
         label(page, 8)
         page.wait("document.querySelector('#status progress')")
         page.call("Page.reload")
         page.wait("document.querySelector('.tally')")
-        assert done(page) == 8
+        assert done(page) == 12
         page.wait("document.querySelector('#status progress')")  # it goes on
         page.tab()
         page.open(f"{address}/#label")
         label(page, 2)
         page.use(page.first)
-        page.wait("document.querySelector('.tally strong').textContent === '10'")  # what the other tab has done
+        page.wait("document.querySelector('.tally strong').textContent === '14'")  # what the other tab has done
         page.press("z")
-        page.wait("document.querySelector('.tally strong').textContent === '9'")
-        assert len(worker.project.labels().of) == 9
+        page.wait("document.querySelector('.tally strong').textContent === '13'")
+        assert len(worker.project.labels().of) == 13
         last = [entry for entry in worker.project.journal.entries if entry["op"] == "undo"][-1]
-        assert last["of"] == 8  # its own last stroke, also after the reload; not the other tab's
+        assert last["of"] == 12  # its own last stroke, also after the reload; not the other tab's
 
 
 def test_hostile_names_are_only_names(page, studio, tmp_path):
