@@ -38,7 +38,7 @@ def shelf_folder(tmp_path_factory, backbone):
 def service(shelf_folder, backbone):
     config = ServiceConfig(max_rows=64, max_images=8, max_pixels=1_000_000, decode_seconds=5.0, batch_size=16)
     service = Service(shelf_folder, backbone, config)
-    with running(make_app(service), Limits(port=0, max_body=4 * 2**20, drain_seconds=2.0)) as address:
+    with running(make_app(service), Limits(port=0, max_body=4 * 2**20)) as address:
         yield service, address
 
 

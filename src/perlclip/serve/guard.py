@@ -427,9 +427,7 @@ def running(app: ASGIApp, limits: Limits) -> Iterator[str]:
         yield address
     finally:
         server.should_exit = True
-        thread.join(limits.drain_seconds + 5.0)
-        server.force_exit = True  # what has not ended by then is left behind, and not waited for without end
-        thread.join(5.0)
+        thread.join()
 
 
 def _make_server(app: ASGIApp, limits: Limits, ready: Callable[[str], object]) -> _Server:
