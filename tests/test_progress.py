@@ -2,6 +2,7 @@
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +12,9 @@ from perlclip.progress import heard_by, progress_bar
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
-    """The time, as the test sets it."""
+    """The time, as the test sets it, for this module alone: services of other tests go by the real one."""
     now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
