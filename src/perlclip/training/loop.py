@@ -40,7 +40,7 @@ from perlclip.training.choose_head import Choice, HeldOut, choose_head
 from perlclip.training.choose_thresholds import set_thresholds
 from perlclip.training.environment import environment
 from perlclip.training.optimizer import build_optimizer
-from perlclip.training.shots import Seen, look_at
+from perlclip.training.shots import look_at
 from perlclip.trust.record import Trust
 from perlclip.trust.rejection import FarWords
 
@@ -125,7 +125,7 @@ def fit(
         raise PerlclipError("the training set has no images")
     train_set, _ = readable(train_set, progress=progress)  # now, not in the middle of the training
     if head and not method.num_trainable:
-        return head_alone(method, train_set, seed=seed, workers=workers)
+        return _head_alone(method, train_set, seed, workers)
     name, found = _resolve(method, recipe, dataset, train_set.shots or 0)
     run = _Run(method, train_set, found, seed, compile)
     path = Path(checkpoint) if checkpoint else None
@@ -177,13 +177,11 @@ def fit(
     return replace(result, thresholds=settled, threshold_seconds=time.perf_counter() - started)
 
 
-def head_alone(
-    method: Method, train_set: ImageSet, *, seen: Seen | None = None, seed: int = 1, workers: int = 0
-) -> FitResult:
-    """`fit` of a method that has nothing to train; `seen` is what it says about the images, if it was asked already."""
+def _head_alone(method: Method, train_set: ImageSet, seed: int, workers: int) -> FitResult:
+    """Of a method that has nothing to train."""
     started = time.perf_counter()
     state, settings = method.class_state(train_set.classes), _describe(method, train_set, seed)
-    made, choice, held = choose_head(method.eval(), train_set, state=state, seen=seen, seed=seed, workers=workers)
+    made, choice, held = choose_head(method.eval(), train_set, state=state, seed=seed, workers=workers)
     trust = _trust(method, state, choice, held)
     seconds = time.perf_counter() - started
     return FitResult(
