@@ -22,7 +22,7 @@ from perlclip.adapters.folder import CARD, CONFIG, OWN_HASH, WEIGHTS, read_info
 from perlclip.backbone import load
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.errors import shell_word
-from perlclip.files import held_folder
+from perlclip.files import held_folder, staged
 from perlclip.thinking.policy import Policy
 from perlclip.thinking.thresholds import Point, Thresholds
 from tests.adapters.test_adapter import NAMES, TEMPLATE, change, folder, rewrite
@@ -110,6 +110,21 @@ def test_savers_and_readers_of_one_folder_never_meet_halfway(folder, backbone):
         found = {fingerprint(folder, backbone) for _ in range(20)}
         assert all(one.result() == folder for one in saves)
     assert found <= wanted and fingerprint(folder, backbone) in wanted and sorted(files(folder)) == FILES
+
+
+def test_weights_that_take_their_name_between_two_looks_are_found(folder, backbone, monkeypatch):
+    wanted, path = fingerprint(folder, backbone), folder / WEIGHTS
+    waiting = path.with_name(f".{WEIGHTS}.{'0' * 16}")
+    path.rename(waiting)
+
+    def named_meanwhile(looked_for):
+        found = staged(looked_for)
+        if waiting.exists():
+            waiting.rename(path)
+        return found
+
+    monkeypatch.setattr("perlclip.adapters.folder.staged", named_meanwhile)
+    assert fingerprint(folder, backbone) == wanted
 
 
 def test_an_adapter_in_a_folder_that_another_process_holds(folder, backbone, monkeypatch):
