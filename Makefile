@@ -3,7 +3,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
 
-.PHONY: demo test results lint types unit dist lowest clean
+.PHONY: demo test results lint types unit docs dist lowest clean
 
 demo: $(DONE)
 	$(BIN)/perlclip demo
@@ -24,6 +24,13 @@ types: $(DONE)
 unit: $(DONE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# The site, in build/site: warnings are errors, every link of the pages is looked up, every block that can run is run.
+docs: $(DONE) $(VENV)/.docs
+	rm -rf build/site
+	$(BIN)/python -m sphinx -W --keep-going -E -q -b html -d build/doctrees -c docs . build/site
+	$(BIN)/python -m scripts.site build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/blocks.py tests/test_docs.py tests/test_api.py tests/cli/test_readme.py
+
 # Wheel and sdist: built, checked, and the wheel tried in an empty environment; then the lowest versions that are allowed.
 dist:
 	python3 -m scripts.dist
@@ -35,6 +42,10 @@ $(DONE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(DONE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
 clean:

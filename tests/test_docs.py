@@ -2,7 +2,7 @@
 
 Checked in README.md and its like (`PAGES`) and docs/*.md, outside of code blocks unless said otherwise:
 
-    [text](path), [text][id]            the file or folder exists
+    [text](path), [text][id]            the file or folder exists; of path#heading the heading, too
     [`Perl.loss`](…/perl.py)            that class, function, method, attribute or constant is defined in that very file
     `tower.py`, `data/sets.py`          a file of the project ends so
     `perl.py: Perl.loss`                as the link
@@ -13,8 +13,9 @@ Checked in README.md and its like (`PAGES`) and docs/*.md, outside of code block
     `perlclip.reference.plain_form`     can be reached by this path
     `benchmarks.speed`, `scripts/….py`  the file exists, also in code blocks
 
-The table of equations of docs/method.md has links of the second form alone. The method that CONTRIBUTING.md shows is
-written to a file, trained and benched by the commands that stand below it.
+Every document is linked from docs/index.md, which is the site's table of contents, and from the README. Every command
+line parses. The table of equations of docs/method.md has links of the second form alone. The method that
+CONTRIBUTING.md shows is written to a file, trained and benched by the commands that stand below it.
 """
 
 import ast
@@ -29,11 +30,16 @@ from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 
+import click
 import pytest
+
+from perlclip.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md")
 DOCUMENTS = [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
+REPORT = ROOT / "docs" / "results" / "toybox" / "bench" / "report.md"
+LINKED = [*DOCUMENTS, REPORT, *sorted((ROOT / ".github").rglob("*.md")), ROOT / "tests" / "stored" / "README.md"]
 ENVIRONMENT = {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HOME", "PERLCLIP_TOKEN"}
 LINK = re.compile(r"\[([^\][]+)\](?:\(([^)\s]+)\)|\[([\w-]+)\])")
 TARGET = re.compile(r"^\[([\w-]+)\]: (\S+)$", re.M)
@@ -156,19 +162,68 @@ def links(text: str) -> list[tuple[str, str]]:
     return [(shown, inline or known.get(key, f"[{key}] is not defined")) for shown, inline, key in LINK.findall(text)]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """What a link may have behind its #: the headings, as GitHub and the site spell them."""
+    found: list[str] = []
+    for heading in re.findall(r"^#{1,6} (.+)$", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), re.M):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.append(slug if slug not in found else f"{slug}-{sum(s == slug for s in found)}")
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("document", LINKED, ids=lambda path: path.name)
 def test_links_resolve(document):
     wrong = []
     for shown, target in links(prose(document.read_text())):
-        if re.match(r"https?:|#", target):
+        if re.match(r"https?:", target):
             continue
-        path = (document.parent / target.partition("#")[0]).resolve()
+        name, _, anchor = target.partition("#")
+        path = (document.parent / name).resolve() if name else document
         if not path.exists():
             wrong.append(f"{target}: no such file")
+        elif anchor and anchor not in anchors(path):
+            wrong.append(f"{target}: no such heading")
         elif path.suffix == ".py" and (match := re.fullmatch(r"`([\w./]+)`", shown)):
             name = match[1]
             if name not in names(path) and not path.as_posix().endswith(f"/{name}"):
                 wrong.append(f"{name}: not in {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_document_is_in_the_contents_of_the_site_and_linked_from_the_readme():
+    index, readme = ROOT / "docs" / "index.md", ROOT / "README.md"
+    contents = re.findall(r"^- \[[^\]]+\]\(([^)]+\.md)\)", index.read_text(), re.M)
+    assert len(contents) == len(set(contents))
+    assert {(index.parent / path).resolve() for path in contents} == {*DOCUMENTS, REPORT} - {index}
+    linked = {(ROOT / target.partition("#")[0]).resolve() for _, target in links(readme.read_text())}
+    assert not set((ROOT / "docs").glob("*.md")) - linked - {index}
+
+
+def commands(text: str) -> list[str]:
+    """The command lines of a document: those of its blocks, and those in backticks that nothing was left out of."""
+    shown = re.findall(r"^```\n(.*?)^```", text, re.M | re.S)
+    lines = [line for code in shown for line in re.sub(r"\\\n\s*", "", code).splitlines()]
+    lines += [" ".join(code.split()) for code in re.findall(r"`(perlclip [^`]+)`", prose(text))]
+    return [line for line in lines if line.startswith("perlclip ") and not re.search(r" …|\||\[", line)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_command_lines_parse(document):
+    wrong = []
+    for line in commands(document.read_text()):
+        words = shlex.split(line, comments=True)[1:]
+        try:
+            main.make_context("perlclip", words, resilient_parsing=True)
+            command: click.Command | None = main
+            while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+                command = command.commands.get(words.pop(0))
+            if command is None:
+                wrong.append(f"{line}: no such command")
+            elif command is not main:
+                command.make_context("perlclip", words, resilient_parsing=True)
+        except click.ClickException as error:
+            wrong.append(f"{line}: {error.format_message()}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -209,3 +209,9 @@ def test_benchmarks_scripts_and_the_package_do_not_import_tests():
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
                 wrong += [f"{path.name}: {name}" for name in names if name.split(".")[0] in barred]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_picture_of_the_house_is_drawn_from_it():
+    from scripts.house import PICTURE, house  # it reads the order from here
+
+    assert PICTURE.read_text() == house(), "python -m scripts.house draws it"

@@ -223,10 +223,9 @@ def test_a_prompt_that_is_too_long_is_said_once(monkeypatch):
     assert not said.buffer
 
 
-def test_shell_completion_as_the_readme_has_it():
-    (line,) = re.findall(
-        r'eval "\$\((\w+)=bash_source perlclip\)"', (Path(__file__).parents[2] / "README.md").read_text()
-    )
+def test_shell_completion_as_the_documents_have_it():
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    (line,) = re.findall(r'eval "\$\((\w+)=bash_source perlclip\)"', page)
     code = "from perlclip.cli import main; main(prog_name='perlclip')"
     environment = os.environ | {line: "bash_complete", "COMP_WORDS": "perlclip pre", "COMP_CWORD": "1"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
