@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +95,24 @@ def has_page(path: Path) -> bool:
     return path.suffix == ".py" or path.is_dir()
 
 
+@cache
 def definitions(path: Path) -> dict[str, int]:
-    """The line of each class, function, method and constant of a Python file, by its name: `Perl.loss`."""
+    """The line of each class, function, method, attribute and constant of a Python file, by its name: `Perl.loss`."""
     found: dict[str, int] = {}
 
-    def visit(body: list[ast.stmt], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                found.setdefault(prefix + node.name, node.lineno)
-            if isinstance(node, ast.ClassDef):
-                visit(node.body, f"{prefix}{node.name}.")
-            for target in [*getattr(node, "targets", ()), getattr(node, "target", None)]:
-                if isinstance(target, ast.Name):
-                    found.setdefault(prefix + target.id, node.lineno)
+    def visit(node: ast.AST, prefix: str) -> None:
+        for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.setdefault(prefix + inner.name, inner.lineno)
+            outside = isinstance(node, ast.Module | ast.ClassDef)
+            for target in getattr(inner, "targets", [getattr(inner, "target", None)]):
+                if isinstance(target, ast.Name) and outside:
+                    found.setdefault(prefix + target.id, target.lineno)
+                elif isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self":
+                    found.setdefault(prefix + target.attr, target.lineno)
+            visit(inner, f"{inner.name}." if isinstance(inner, ast.ClassDef) else prefix)
 
-    visit(ast.parse(path.read_text("utf-8")).body, "")
+    visit(ast.parse(path.read_text("utf-8")), "")
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from scripts.site import main
 
-PAGE = """<h1 id="top">Ö</h1><a href="#top">a</a> <a href="sub/two.html#here%20too">b</a> <a href="data%20file.csv">c</a>
+PAGE = """<h1 id="top">Ö</h1><a href="#top">a</a> <a href="sub/two.html#here%20too">b</a> <a href="d%20e.csv">c</a>
 <a href="https://example.org/page">another site may be linked</a> <img src="data:image/png;base64,AAAA">{}"""
 
 
@@ -24,7 +24,7 @@ def test_a_link_that_leads_nowhere_is_said(tmp_path, capsys, more, said):
     (tmp_path / "sub").mkdir()
     (tmp_path / "index.html").write_text(PAGE.format(more), "utf-8")
     (tmp_path / "sub" / "two.html").write_text('<p id="here too"><a href="../index.html">up</a>', "utf-8")
-    (tmp_path / "data file.csv").touch()
+    (tmp_path / "d e.csv").touch()
     assert main(tmp_path) == bool(said)
     assert said in capsys.readouterr().out
 
