@@ -63,13 +63,19 @@ templates_path: list[str] = []
 
 # ---- docs/index.md's lists of links are the table of contents ----
 
+POINT = re.compile(r"^- \[([^\]]+)\]\(([^)#]+)\.md\)", re.M)
+TITLES = {
+    os.path.normpath(f"docs/{path}"): title
+    for title, path in POINT.findall((ROOT / "docs" / "index.md").read_text("utf-8"))
+}
+
 
 def toctrees(text: str) -> str:
     """A hidden toctree for each section, of the links that begin the points of its list."""
     blocks = []
     for section in text.split("\n## ")[1:]:
-        found = re.findall(r"^- \[([^\]]+)\]\(([^)#]+)\.md\)", section, re.M)
-        lines = [f":caption: {section.splitlines()[0]}", ":hidden:", *(f"{title} <{path}>" for title, path in found)]
+        found = [f"{title} <{path}>" for title, path in POINT.findall(section)]
+        lines = [f":caption: {section.splitlines()[0]}", ":hidden:", *found]
         blocks += ["", "```{toctree}", *lines, "```"]
     return text + "\n".join(blocks) + "\n"
 
@@ -80,7 +86,7 @@ def read_source(app: Sphinx, docname: str, content: list[str]) -> None:
         content[0] = toctrees(content[0])
 
 
-# ---- links to files that are no documents ----
+# ---- links ----
 
 LINKED: set[Path] = set()  # the site is always built whole, so that it has all of them
 
@@ -117,9 +123,14 @@ def definitions(path: Path) -> dict[str, int]:
 
 
 def link_files(app: Sphinx, doctree: nodes.document) -> None:
-    """Links to code go to its page, at the line of the name that is shown; others to a copy or a folder's list."""
+    """Links to code go to its page, at the line of the name that is shown; others to a copy or a folder's list.
+
+    A document that is called by its file, which is right where the repository is shown, has its title here.
+    """
     here = app.env.docname
     for node in [*doctree.findall(addnodes.download_reference), *doctree.findall(addnodes.pending_xref)]:
+        if node.get("refdomain") == "doc" and re.fullmatch(r"[\w./]+\.md", node.astext()):
+            node[0].children = [nodes.Text(TITLES[node["reftarget"]])]
         path = Path(os.path.normpath((ROOT / here).parent / node.get("reftarget", "")))
         if node.get("reftype") != "myst" or node.get("refdomain") == "doc" or not path.exists():
             continue
@@ -156,6 +167,16 @@ def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     Path(app.outdir, "index.html").write_text('<meta http-equiv="refresh" content="0; url=docs/index.html">')
 
 
+# ---- tables ----
+
+
+def keep_numbers_together(app: Sphinx, doctree: nodes.document) -> None:
+    """A cell such as 73.39 ± 0.85 stays on one line, however narrow the page."""
+    for entry in doctree.findall(nodes.entry):
+        if len(entry.astext()) <= 22:
+            entry["classes"].append("short")
+
+
 # ---- formulas ----
 
 
@@ -181,4 +202,5 @@ def setup(app: Sphinx) -> None:
     app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
     app.connect("source-read", read_source)
     app.connect("doctree-read", link_files, priority=400)  # before Sphinx takes them for downloads
+    app.connect("doctree-read", keep_numbers_together)
     app.connect("html-collect-pages", file_pages)
