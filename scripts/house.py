@@ -9,9 +9,9 @@ from html import escape
 from itertools import chain
 from pathlib import Path
 
-from tests.test_house import ORDER, edges, modules, package_of
-
-PICTURE = Path(__file__).parent.parent / "docs" / "house.svg"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "perlclip"
+PICTURE = ROOT / "docs" / "house.svg"
 # Floors from the bottom up, each by its first package, with what it is for.
 FLOORS = {
     "errors": "what everything may use",
@@ -36,13 +36,28 @@ WIDTH, HEIGHT, GAP, LEFT, RIGHT, TOP = 900, 46, 10, 40, 860, 96
 COLOURS = ("#e8eef4", "#d6e4f0", "#f9dcb4", "#f6cf98", "#dbe9d6", "#cfe3d8", "#e6dcef")
 
 
+def order() -> list[str]:
+    """The packages from the bottom up, as the test has them."""
+    body = ast.parse((ROOT / "tests" / "test_house.py").read_text("utf-8")).body
+    found = next(n.value for n in body if isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "ORDER")
+    return list(chain.from_iterable(ast.literal_eval(found)))
+
+
 def floors() -> list[list[str]]:
     """The packages of each floor, in the order of imports."""
     found: list[list[str]] = []
-    for package in chain.from_iterable(ORDER):
+    for package in order():
         found += [[]] if package in FLOORS else []
         found[-1].append(package)
     return found
+
+
+def imports(package: str) -> set[str]:
+    """The packages of ours that one imports; the test has it from the syntax tree, here the lines will do."""
+    files = [SOURCE / f"{package}.py", *(SOURCE / package).rglob("*.py")]
+    text = "\n".join(path.read_text("utf-8") for path in files if path.exists())
+    found = set(re.findall(r"^\s*(?:from|import) perlclip\.(\w+)", text, re.M))
+    return (found | set(re.findall(r"^\s*from perlclip import (\w+)$", text, re.M))) & set(order()) - {package}
 
 
 def house() -> str:
@@ -93,14 +108,13 @@ def house() -> str:
 def rows() -> list[list[str]]:
     """Of each package from the top down: its name, the first sentence of its docstring, and what it imports."""
     found = []
-    direct = {(package_of(a), package_of(b)) for a, b in edges()}
-    order = list(chain.from_iterable(ORDER))
-    for package in reversed(order):
-        text = ast.get_docstring(modules()[f"perlclip.{package}"]) or ""
+    for package in reversed(order()):
+        path = SOURCE / package / "__init__.py" if (SOURCE / package).is_dir() else SOURCE / f"{package}.py"
+        text = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
         sentence = re.split(r"\.\s|\.$", text.replace("\n", " "))[0]
         sentence = sentence if len(sentence) < 140 else sentence.partition(":")[0]
-        used = [name for name in order if (package, name) in direct and name != package]
-        found.append([f"`{package}`", sentence, ", ".join(used) or "–"])
+        used = imports(package)
+        found.append([f"`{package}`", sentence, ", ".join(name for name in order() if name in used) or "–"])
     return found
 
 

@@ -12,6 +12,8 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from scripts.house import PICTURE, house, imports
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 # From the bottom up; a package imports only what stands before it, or beside it on the same line.
@@ -211,7 +213,7 @@ def test_benchmarks_scripts_and_the_package_do_not_import_tests():
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_picture_of_the_house_is_drawn_from_it():
-    from scripts.house import PICTURE, house  # it reads the order from here
-
+def test_the_picture_and_the_table_of_the_house_are_drawn_from_it():
     assert PICTURE.read_text() == house(), "python -m scripts.house draws it"
+    direct = {(package_of(a), package_of(b)) for a, b in edges() if package_of(a) != package_of(b)}
+    assert {(package, name) for package in LEVEL for name in imports(package)} == direct
