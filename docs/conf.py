@@ -7,7 +7,9 @@ under files/. Formulas become MathML, and nothing is fetched from elsewhere when
 
 import ast
 import html
+import importlib
 import importlib.metadata
+import inspect
 import os
 import re
 import shutil
@@ -30,7 +32,7 @@ project = "perlclip"
 author = copyright = "the perlclip contributors"
 release = version = importlib.metadata.version("perlclip")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.linkcode"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/*.md", "docs/results/toybox/bench/report.md"]
 exclude_patterns = [".*", "build", "dist", "src", "tests"]
@@ -167,6 +169,30 @@ def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     Path(app.outdir, "index.html").write_text('<meta http-equiv="refresh" content="0; url=docs/index.html">')
 
 
+# ---- the reference ----
+
+
+def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
+    """[source] of a name in docs/reference.md: the same pages of code, at its line."""
+    thing: Any = importlib.import_module(info["module"])
+    for part in info["fullname"].split("."):
+        thing = getattr(thing, part, None)
+    thing = inspect.unwrap(getattr(thing, "fget", thing))
+    try:
+        path, line = Path(inspect.getsourcefile(thing) or ""), inspect.getsourcelines(thing)[1]
+    except (TypeError, OSError):  # a constant; what a decorator has made
+        return None
+    if not path.is_relative_to(ROOT):
+        return None
+    LINKED.add(path)
+    return f"../{page_of(path)}.html#line-{line}"
+
+
+def readable_signature(app: Sphinx, what: str, name: str, thing: Any, options: Any, shown: str, result: str) -> Any:
+    """Of a dataclass whose default is made anew each time."""
+    return (shown or "").replace("<factory>", "...") or None, result
+
+
 # ---- tables ----
 
 
@@ -203,4 +229,5 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", read_source)
     app.connect("doctree-read", link_files, priority=400)  # before Sphinx takes them for downloads
     app.connect("doctree-read", keep_numbers_together)
+    app.connect("autodoc-process-signature", readable_signature)
     app.connect("html-collect-pages", file_pages)
