@@ -159,7 +159,7 @@ def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
             body = f"<ul>{''.join(rows)}</ul>"
         elif has_page(path):
             formatter = HtmlFormatter(linenos="inline", lineanchors="line", anchorlinenos=False)
-            body = f'<div class="highlight">{highlight(path.read_text("utf-8"), PythonLexer(), formatter)}</div>'
+            body = highlight(path.read_text("utf-8"), PythonLexer(), formatter)
         else:
             copy = Path(app.outdir, page_of(path))
             copy.parent.mkdir(parents=True, exist_ok=True)
