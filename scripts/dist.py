@@ -48,6 +48,7 @@ def build(scratch: Path) -> None:
     python = environment(scratch / "empty", "torch")
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt", wheel)
     run(python, "-I", ROOT / "scripts" / "smoke.py", cwd=scratch)
+    run(python.parent / "perlclip", "demo", "--out", scratch / "demo", cwd=scratch)
 
 
 def lowest_versions() -> list[str]:

@@ -12,6 +12,7 @@ from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 import perlclip
+from perlclip.data.toybox import suite
 from tests.common import byte_vocabulary
 
 # Whoever starts the tests in the background has Ctrl-C ignored, and the tests of Ctrl-C would wait for ever.
@@ -57,6 +58,30 @@ def build_clip(folder: Path, *, vision, text, patch, image, context, act, embed,
         folder
     )
     return folder
+
+
+# Begun first, so that at the end no worker waits for another's long test; the rest stays in its order.
+LONG = ("test_accuracy.py", "test_ray.py", "test_runs.py", "test_heads.py", "test_docs.py", "test_api.py")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def drawn_once():
+    """A set of the toybox takes a second to draw and many tests ask for the same few: each process draws them once."""
+    draw, drawn = suite._draw, {}
+
+    def once(task, classes, per_class, split, root_seed):
+        key = (task.name, split, root_seed)
+        if key not in drawn:
+            drawn[key] = draw(task, classes, per_class, split, root_seed)
+        return drawn[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suite, "_draw", once)
+        yield
 
 
 @pytest.fixture(scope="session")
