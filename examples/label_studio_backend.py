@@ -3,9 +3,9 @@
     python examples/label_studio_backend.py --backbone openai/clip-vit-base-patch16 --folder pets --port 9090
 
 In Label Studio: Settings > Model > Connect Model, http://127.0.0.1:9090; the labels are <Choices> of an <Image>. Before
-anything is labelled it answers as zero-shot CLIP. Each decision is kept as a small file in FOLDER/labels; at every tenth
-(`--every`), and when training is asked for, an adapter is trained on all of them and saved as FOLDER/adapter, which
-`perlclip predict` takes as well. docs/tools.md has what to install.
+anything is labelled it answers as zero-shot CLIP. Each decision is kept as a small file in FOLDER/labels; at every
+tenth (`--every`), and when training is asked for, an adapter is trained on all of them and saved as FOLDER/adapter,
+which `perlclip predict` takes as well. docs/tools.md has what to install.
 """
 
 import argparse

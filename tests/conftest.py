@@ -2,7 +2,7 @@
 
 import json
 import signal
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -71,16 +71,14 @@ def pytest_collection_modifyitems(items) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def drawn_once():
     """A set of the toybox takes a second to draw and many tests ask for the same few: each process draws them once."""
-    draw, drawn = suite._draw, {}
+    draw = suite._draw
 
-    def once(task, classes, per_class, split, root_seed):
-        key = (task.name, split, root_seed)
-        if key not in drawn:
-            drawn[key] = draw(task, classes, per_class, split, root_seed)
-        return drawn[key]
+    @lru_cache(maxsize=18)  # six sets
+    def drawn(task, per_class, *rest):
+        return draw(task, suite._classes(task), per_class, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suite, "_draw", once)
+        patch.setattr(suite, "_draw", lambda task, classes, *rest: drawn(task, *rest))
         yield
 
 
