@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("build", "twine", "check-wheel-contents")
-FAST = ("adapters", "data", "methods", "text", "thinking", "cli/test_vocabulary.py")
+FAST = ("adapters", "data", "heads", "inference", "methods", "text", "thinking", "trust")
 
 
 def run(*words: str | Path, cwd: Path = ROOT) -> None:
