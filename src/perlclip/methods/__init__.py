@@ -1,5 +1,8 @@
 """Ways to adapt a frozen CLIP, one file each, under the contract of `base.py`."""
 
+# The order is the one in which `list_methods` names them.
+from perlclip.methods import zero_shot, ridge  # noqa: F401 (isort: skip)
+from perlclip.methods import perl, coop, cocoop, kgcoop, maple, promptsrc, provp, tcp, mma, mmrl, mmrlpp  # noqa: F401 (isort: skip)
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.recipe import Recipe, Rule, with_fast
 from perlclip.methods.registry import create_method, list_methods, load_plugin, method_class, register
@@ -18,7 +21,3 @@ __all__ = [
     "register",
     "with_fast",
 ]
-
-# Last, so that a method's file can be here as it was outside; the order is the one in which `list_methods` names them.
-from perlclip.methods import zero_shot, ridge  # noqa: F401 (isort: skip)
-from perlclip.methods import perl, coop, cocoop, kgcoop, maple, promptsrc, provp, tcp, mma, mmrl, mmrlpp  # noqa: F401 (isort: skip)
