@@ -3,7 +3,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
 
-.PHONY: demo test results lint types unit docs dist lowest clean
+.PHONY: demo test results lint types unit docs dist lowest audit clean
 
 demo: $(DONE)
 	$(BIN)/perlclip demo
@@ -31,12 +31,17 @@ docs: $(DONE) $(VENV)/.docs
 	$(BIN)/python -m scripts.site build/site
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/blocks.py tests/test_docs.py tests/test_api.py tests/cli/test_readme.py
 
-# Wheel and sdist: built, checked, and the wheel tried in an empty environment; then the lowest versions that are allowed.
+# Wheel and sdist: built, checked, and the wheel tried in an empty environment; then the lowest versions that are allowed;
+# then known holes of what is pinned, where their database can be reached.
 dist:
 	python3 -m scripts.dist
 
 lowest:
 	python3 -m scripts.dist --lowest
+
+audit: $(DONE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip
 
 $(DONE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)

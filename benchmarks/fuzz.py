@@ -162,11 +162,15 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", default=list(TARGETS), choices=TARGETS)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--examples", type=int, default=1000, help="of a target before the next one's turn")
+    parser.add_argument("--seed", type=int, help="the same one gives the same inputs; another each time without")
     arguments = parser.parse_args()
+    first = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
+    print(f"seed {first}", flush=True)
+    numbers = random.Random(first)
     until, done = time.monotonic() + 60 * arguments.minutes, dict.fromkeys(arguments.targets, 0)
     while time.monotonic() < until:
         for name in arguments.targets:
-            explore(TARGETS[name], arguments.examples, random.SystemRandom().randrange(2**32))
+            explore(TARGETS[name], arguments.examples, numbers.randrange(2**32))
             done[name] += arguments.examples
     print(*(f"{name}: {count:,} inputs, none wrong" for name, count in done.items()), sep="\n")
 

@@ -2,7 +2,7 @@
 
 import json
 import signal
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from PIL import Image
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
 
 import perlclip
+from perlclip.data.toybox import suite
 from tests.common import byte_vocabulary
 
 # Whoever starts the tests in the background has Ctrl-C ignored, and the tests of Ctrl-C would wait for ever.
@@ -57,6 +58,28 @@ def build_clip(folder: Path, *, vision, text, patch, image, context, act, embed,
         folder
     )
     return folder
+
+
+# Begun first, so that at the end no worker waits for another's long test; the rest stays in its order.
+LONG = ("test_accuracy.py", "test_ray.py", "test_runs.py", "test_heads.py", "test_docs.py", "test_api.py")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def drawn_once():
+    """A set of the toybox takes a second to draw and many tests ask for the same few: each process draws them once."""
+    draw = suite._draw
+
+    @lru_cache(maxsize=18)  # six sets
+    def drawn(task, per_class, *rest):
+        return draw(task, suite._classes(task), per_class, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suite, "_draw", lambda task, classes, *rest: drawn(task, *rest))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import CLIPImageProcessorPil, Siglip2Tokenizer, SiglipImageProcessorPil, XLMRobertaTokenizer
 
+from perlclip.backbone.load import FAMILIES
 from tests.conftest import SIZES as CLIPS
 from tests.conftest import tower_config
 
@@ -26,9 +27,7 @@ SIZES = {
     "metaclip_2": dict(type="metaclip_2", **CLIPS["small"]),
     "metaclip_2-odd": dict(type="metaclip_2", **CLIPS["odd"]),
 }
-MODELS = {
-    "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "metaclip_2": "MetaClip2Model",
-}  # fmt: skip
+MODELS = {name: family.model for name, family in FAMILIES.items()}
 
 
 def build(folder: Path, name: str, seed: int = 0) -> Path:

@@ -275,19 +275,21 @@ def block(language: str) -> str:
     return next(code for name, code in blocks if name == language)
 
 
-def perlclip(*words: str, folder: Path, **environment: str) -> str:
-    """A command in a process of its own, as the method would stay known in this one."""
-    command = [sys.executable, "-c", "from perlclip.cli import main; main()", *words]
+def perlclip(*commands: list[str], folder: Path, **environment: str) -> list[str]:
+    """What commands say, in a process of their own, as the method would stay known in this one."""
+    code = "import json, sys; from perlclip.cli import main\n"
+    code += "for words in json.loads(sys.argv[1]): main(words, standalone_mode=False); print(chr(0))"
+    command = [sys.executable, "-c", code, json.dumps(commands)]
     result = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    return result.stdout.split("\0")[:-1]
 
 
 def test_the_method_of_contributing_is_fitted_and_benched_as_it_is_shown(tmp_path):
     (tmp_path / "residual.py").write_text(block("python"))
     commands = [shlex.split(line) for line in block("").splitlines()]
     assert [words[:2] for words in commands] == [["perlclip", name] for name in ("fit", "eval", "bench")]
-    fitted, tested, benched = (perlclip(*words[1:], folder=tmp_path) for words in commands)
+    fitted, tested, benched = perlclip(*(words[1:] for words in commands), folder=tmp_path)
     assert "time: reading images" in fitted and ", training " in fitted
     assert "on 96 images" in tested and "2 complete runs, 0 failed" in benched
     adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
@@ -307,4 +309,5 @@ def test_an_installed_package_makes_its_methods_known(tmp_path):
     (installed / "entry_points.txt").write_text("\n".join(lines))
     (tmp_path / "residual.py").write_text(block("python"))
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
-    assert "4,100" in perlclip("methods", "resid*", folder=tmp_path, PYTHONPATH=path)
+    (said,) = perlclip(["methods", "resid*"], folder=tmp_path, PYTHONPATH=path)
+    assert "4,100" in said

@@ -26,6 +26,7 @@ class Hub(ThreadingHTTPServer):
         self.gated: set[str] = set()
         self.cards: list[str] = []  # that were to be checked
         self.complaints: list[dict[str, str]] = []  # about them
+        self.headers: dict[str, str] = {}  # of files, instead of the right ones
 
     def commit(self, repo: str, files: dict[str, bytes]) -> str:
         history = self.repos.setdefault(repo, [])
@@ -87,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
                         self.refuse("EntryNotFound")
                         return
                     etag = hashlib.sha256(content).hexdigest()
-                    self.answer(content, ETag=f'"{etag}"', X_Repo_Commit=found[0])
+                    self.answer(content, **({"ETag": f'"{etag}"', "X_Repo_Commit": found[0]} | self.server.headers))
             case _:
                 self.refuse("EntryNotFound")
 

@@ -1,5 +1,6 @@
 """Push and pull with the real client against a small hub of our own: what is asked for, recorded, refused."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from huggingface_hub import ModelCard, constants
 
 import perlclip
 from perlclip import PerlclipError
-from perlclip.adapters.folder import CARD, CONFIG, HUB, WEIGHTS, read_info
+from perlclip.adapters.folder import CARD, CONFIG, HUB, LARGEST, OWN_HASH, WEIGHTS, read_info
 from perlclip.adapters.hub import HubName
 from tests.adapters.hub_server import TOKEN, Hub
 from tests.adapters.test_adapter import change, folder
@@ -98,7 +99,7 @@ def test_a_revision_is_a_commit_for_ever(hub, folder, backbone):
 
 def test_only_files_of_an_adapter_are_downloaded_and_none_that_is_too_large(hub, folder, tmp_path):
     perlclip.push_adapter(folder, REPO)
-    hub.commit(REPO, {"pytorch_model.bin": b"pickle", "run.py": b"import os"})
+    hub.commit(REPO, {"pytorch_model.bin": b"pickle", "run.py": b"import os", f"../../{CARD}": b"", "/etc/x": b""})
     hub.asked.clear()
     perlclip.pull_adapter(REPO, tmp_path / "pulled")
     assert {line.split("/")[-1] for line in hub.asked if "/resolve/" in line} == {CONFIG, WEIGHTS, CARD}
@@ -112,6 +113,26 @@ def test_only_files_of_an_adapter_are_downloaded_and_none_that_is_too_large(hub,
     with pytest.raises(PerlclipError, match=f"is not an adapter: it has no {CONFIG}"):
         perlclip.pull_adapter("me/other", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_hub_that_lies_is_refused_in_one_sentence(hub, folder, tmp_path, monkeypatch):
+    """About sizes, which end the download; about commits, by which files are kept; about what belongs together."""
+    perlclip.push_adapter(folder, REPO)
+    monkeypatch.setitem(LARGEST, WEIGHTS, 1000)
+    hub.sizes = {WEIGHTS: 999}
+    with pytest.raises(PerlclipError, match=f"^{WEIGHTS} of {REPO} is larger than the hub said: more than 0 MiB came$"):
+        perlclip.pull_adapter(REPO, tmp_path / "pulled")
+    monkeypatch.setitem(LARGEST, WEIGHTS, 2**30)
+    hub.sizes, hub.headers = {}, {"X_Repo_Commit": "../../../outside"}
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "new" / "cache"))
+    with pytest.raises(PerlclipError, match=r"^the hub and me/pets: Invalid pointer path"):
+        perlclip.pull_adapter(REPO, tmp_path / "pulled")
+    hub.headers = {}
+    info = {key: value for key, value in read_info(folder).items() if key not in ("weights_sha256", OWN_HASH)}
+    hub.commit(REPO, {CONFIG: json.dumps(info).encode()})
+    with pytest.raises(PerlclipError, match="'weights_sha256' is missing"):
+        perlclip.pull_adapter(REPO, tmp_path / "pulled")
+    assert not (tmp_path / "pulled").exists() and not list(tmp_path.rglob("outside"))
 
 
 def test_what_was_damaged_there_is_refused_and_replaces_nothing(hub, folder, tmp_path):

@@ -6,11 +6,11 @@ from perlclip.adapters.folder import read_info
 from perlclip.bench.protocols import ASKED, Benchmark
 from perlclip.bench.schedule import run_all
 from perlclip.bench.store import Run, Store
-from perlclip.data.toybox import load_toybox
 from perlclip.report.write import write_report
+from tests.bench.suites import load
 
-SET = "closeup_textures"
-GRID = dict(datasets=[SET], seeds=[1], shots=[2])
+SET = "a"
+GRID = dict(suite="little", datasets=[SET], seeds=[1], shots=[4])
 
 
 @pytest.fixture(scope="module")
@@ -30,37 +30,37 @@ def records(store) -> dict[str, dict]:
 
 
 def test_a_run_without_a_head_is_called_and_identified_as_before():
-    run = Run(protocol="base-to-novel", suite="toybox", dataset=SET, method="perl", recipe="fast", shots=16, seed=1)
-    assert run.name == f"base-to-novel/toybox/{SET}/perl-fast-16shot-seed1" and "head" not in run.identity()
+    run = Run(protocol="base-to-novel", suite="little", dataset=SET, method="perl", recipe="fast", shots=16, seed=1)
+    assert run.name == f"base-to-novel/little/{SET}/perl-fast-16shot-seed1" and "head" not in run.identity()
 
 
 def test_every_row_is_there_once(records):
     names = {name.rpartition("/")[2] for name in records if name.startswith("base-to-novel")}
-    assert names == {"zero-shot", "ridge-fast-2shot-seed1", "coop-fast-2shot-seed1", "coop-fast-2shot-seed1-head"}
+    assert names == {"zero-shot", "ridge-fast-4shot-seed1", "coop-fast-4shot-seed1", "coop-fast-4shot-seed1-head"}
     assert {record["status"] for record in records.values()} == {"complete"}
 
 
 def test_a_head_is_counted_recorded_and_saved(records, store):
-    with_head = records[f"base-to-novel/toybox/{SET}/coop-fast-2shot-seed1-head"]
-    without = records[f"base-to-novel/toybox/{SET}/coop-fast-2shot-seed1"]
-    ridge = records[f"base-to-novel/toybox/{SET}/ridge-fast-2shot-seed1"]
+    with_head = records[f"base-to-novel/little/{SET}/coop-fast-4shot-seed1-head"]
+    without = records[f"base-to-novel/little/{SET}/coop-fast-4shot-seed1"]
+    ridge = records[f"base-to-novel/little/{SET}/ridge-fast-4shot-seed1"]
     assert "head" not in without and "head" not in without["run"]
     assert with_head["run"]["head"] is True and with_head["head"]["how"] == "rehearsal"
-    classes = len(load_toybox(SET).test.base().class_names)
+    classes = len(load(SET).test.base().class_names)
     assert ridge["parameters"] == classes * 129
     assert with_head["parameters"] - without["parameters"] in (0, classes * 129)
     assert (
         with_head["metrics"]["novel"] == without["metrics"]["novel"] or with_head["head"]["answer"] != "adapted + head"
     )
-    home = store.folder / f"base-to-novel/toybox/{SET}/ridge-fast-2shot-seed1"
+    home = store.folder / f"base-to-novel/little/{SET}/ridge-fast-4shot-seed1"
     assert read_info(home)["head"]["numbers"] == ridge["parameters"]
 
 
 def test_all_classes_at_once_with_the_same_training(records):
-    for method in ("ridge-fast-2shot-seed1", "coop-fast-2shot-seed1-head"):
-        half, among = (records[f"{name}/toybox/{SET}/{method}"] for name in ("base-to-novel", "generalised"))
+    for method in ("ridge-fast-4shot-seed1", "coop-fast-4shot-seed1-head"):
+        half, among = (records[f"{name}/little/{SET}/{method}"] for name in ("base-to-novel", "generalised"))
         assert (
-            among["adapter_of"] == f"base-to-novel/toybox/{SET}/{method}" and among["parameters"] == half["parameters"]
+            among["adapter_of"] == f"base-to-novel/little/{SET}/{method}" and among["parameters"] == half["parameters"]
         )
         for part in ("base", "novel"):
             assert among["metrics"][part]["images"] == half["metrics"][part]["images"]
@@ -80,7 +80,7 @@ def test_a_run_without_a_head_takes_the_training_of_one_with(records, tmp_path):
 
 
 def test_halves_among_all_keep_every_class():
-    test = load_toybox(SET).test
+    test = load(SET).test
     base, novel = (ASKED[f"{half} among all"](test) for half in ("base", "novel"))
     assert base.class_names == novel.class_names == test.class_names
     assert sorted([*base.labels, *novel.labels]) == sorted(test.labels)
@@ -90,4 +90,4 @@ def test_halves_among_all_keep_every_class():
 def test_the_report_has_rows_with_a_head_and_all_classes_at_once(records, store, tmp_path):
     write_report([store.folder], tmp_path)
     page = (tmp_path / "report.md").read_text()
-    assert "coop + head" in page and "Generalised on toybox" in page and "ridge" in page
+    assert "coop + head" in page and "Generalised on little" in page and "ridge" in page

@@ -13,7 +13,7 @@ import pytest
 import perlclip
 from perlclip.bench import run as perform
 from perlclip.bench.machines import Machines
-from perlclip.bench.protocols import ABLATIONS, PROTOCOLS, Benchmark, training_of
+from perlclip.bench.protocols import ABLATIONS, PROTOCOLS, Benchmark, known_dataset, training_of
 from perlclip.bench.run import list_fingerprint
 from perlclip.bench.schedule import run_all, summary, units
 from perlclip.bench.store import RECORD, Run, Store
@@ -33,6 +33,11 @@ def fine(protocol: str, **changes) -> list[Run]:
 
 
 # ---- which runs ----
+
+
+def test_a_published_set_that_no_method_has_settings_for_is_trained_like_any_other():
+    assert known_dataset("coop", "eurosat") == "eurosat"
+    assert known_dataset("coop", "imagenet_v2") == known_dataset("toybox", "eurosat") == ""
 
 
 @pytest.mark.parametrize("suite", ["toybox", "coop"])

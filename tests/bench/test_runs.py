@@ -306,9 +306,9 @@ def test_a_process_that_cannot_begin_is_a_failed_run(tmp_path):
 
 
 def test_processes_may_have_processes_that_decode(done, tmp_path):
-    runs = grid(datasets=["a"], methods=["perl"])
-    records = run_all(runs, Store(tmp_path), Machines(jobs=2, workers=1, plugins=("tests.bench.suites",)))
-    assert [numbers(record) for record in records] == [numbers(record) for record in done[1][1:3]]
+    machines = Machines(jobs=2, workers=1, plugins=("tests.bench.suites",))
+    (record,) = run_all(grid()[1:2], Store(tmp_path), machines)
+    assert numbers(record) == numbers(done[1][1])
 
 
 # ---- the command ----

@@ -1,8 +1,9 @@
 """Files of an adapter to and from the Hugging Face hub: which repository, which revision, what may be downloaded.
 
 A revision is resolved to its commit before anything else is asked for, so that all files are of one commit. Only files
-by the names that are asked for are downloaded, and only if the hub says that they are not too large. The token is
-`huggingface_hub`'s affair (`hf auth login`, HF_TOKEN): it is no argument of ours and in no sentence.
+by the names that are asked for are downloaded, and only if the hub says that they are not too large; where it sends
+more than that, the download ends. The token is `huggingface_hub`'s affair (`hf auth login`, HF_TOKEN): it is no
+argument of ours and in no sentence.
 """
 
 import re
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from perlclip.errors import PerlclipError
 from perlclip.files import MIB
@@ -92,9 +94,14 @@ def download(name: HubName, largest: Mapping[str, int], optional: str) -> Downlo
         # The first by the name that was given, which the cache then knows without a network, the others by the commit.
         revisions = [name.revision, *[commit] * (len(wanted) - 1)]
         folders = {
-            Path(hf_hub_download(name.repo, file, revision=revision, library_name="perlclip")).parent
+            Path(
+                hf_hub_download(
+                    name.repo, file, revision=revision, library_name="perlclip",
+                    tqdm_class=_no_more_than(largest[file], f"{file} of {name}"),
+                )
+            ).parent
             for file, revision in zip(wanted, revisions, strict=True)
-        }
+        }  # fmt: skip
     if [folder.name for folder in folders] != [commit]:
         raise PerlclipError(f"{name} changed on the hub while it was downloaded: try again")
     return Download(folders.pop(), name.repo, commit)
@@ -112,6 +119,22 @@ def upload(name: HubName, contents: Mapping[str, bytes], *, private: bool, messa
         operations = [CommitOperationAdd(file, content) for file, content in contents.items()]
         made = api.create_commit(name.repo, operations, commit_message=message, revision=name.revision)
     return str(made.oid)
+
+
+def _no_more_than(limit: int, what: str) -> type[Any]:
+    """A progress bar, which the client tells what came: it ends the download of a file that goes on too long."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Counted(tqdm):  # type: ignore[type-arg]
+        came = 0.0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self.came += n or 0
+            if self.came > limit:
+                raise PerlclipError(f"{what} is larger than the hub said: more than {limit / MIB:,.0f} MiB came")
+            return super().update(n)
+
+    return Counted
 
 
 def _no_answer() -> tuple[type[Exception], ...]:

@@ -158,7 +158,10 @@ def _load_parts(source: str, shown: str) -> Parts:
 
 def _of_transformers(source: str) -> Parts:
     import transformers
-    from transformers import AutoConfig, AutoImageProcessor
+    from transformers import AutoConfig
+
+    # By its own module: under the package's name some versions have it only with torchvision, which is not needed.
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
     config = AutoConfig.from_pretrained(source)
     family = FAMILIES.get(config.model_type)

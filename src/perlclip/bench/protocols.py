@@ -15,7 +15,7 @@ from perlclip.data.sets import PARTS, ImageSet, for_classes
 from perlclip.data.suites import Suite, suite
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.methods import list_methods, method_class
-from perlclip.methods.registry import find_recipe
+from perlclip.methods.registry import find_recipe, ruled_datasets
 
 
 class Test(NamedTuple):
@@ -133,8 +133,8 @@ def tests_of(run: Run) -> Sequence[Test]:
 
 
 def known_dataset(suite_name: str, dataset: str) -> str:
-    """The name for which methods may have settings of their own; a user's set that has the same name is another."""
-    return dataset if suite(suite_name).published else ""
+    """The name for which methods have settings of their own; a user's set that has the same name is another."""
+    return dataset if suite(suite_name).published and dataset in ruled_datasets() else ""
 
 
 def recipe_of(method: str, settings: Mapping[str, Any], wanted: str, protocol: str) -> str:

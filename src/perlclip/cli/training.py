@@ -68,7 +68,7 @@ def fit(
     from perlclip.data.surveys import survey
     from perlclip.files import remove, require_writable
     from perlclip.inference.cache import EvalCache
-    from perlclip.methods.registry import default_recipe
+    from perlclip.methods.registry import default_recipe, ruled_datasets
 
     load = partial(perlclip.load_backbone, backbone, device=device, dtype=dtype, image_size=image_size)
     look: dict[str, Any] = dict(
@@ -121,6 +121,7 @@ def fit(
         _list_skipped(found)
         return
     recipe, dataset = recipe or default_recipe(method), published_name(data)
+    dataset = dataset if dataset in ruled_datasets() else ""
     number = shots or 0
     chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset, number)[0], **given)
     loaded = load()

@@ -112,6 +112,11 @@ def default_recipe(method: str) -> str:
     return next((name for name in ("strong", "original") if name in known), next(iter(known), ""))
 
 
+def ruled_datasets() -> set[str]:
+    """Data sets for which some method has settings of its own."""
+    return {rule.dataset for cls in _known().values() for rule in cls.rules} - {""}
+
+
 def find_recipe(
     method: str, name: str, backbone: str = "", dataset: str = "", shots: int = 0
 ) -> tuple[Recipe, dict[str, Any]]:
@@ -124,9 +129,8 @@ def find_recipe(
         raise PerlclipError(f"method {method!r} has no recipes to train by")
     if name not in cls.recipes:
         raise unknown_name(f"recipe of method {method!r}:", name, cls.recipes)
-    known = {rule.dataset for other in _known().values() for rule in other.rules}
-    if dataset not in known:
-        raise unknown_name("data set with settings of its own:", dataset, known - {""})
+    if dataset and dataset not in ruled_datasets():
+        raise unknown_name("data set with settings of its own:", dataset, ruled_datasets())
     return apply_rules(cls.recipes[name], cls.rules, name, backbone, dataset, shots)
 
 
