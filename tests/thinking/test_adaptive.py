@@ -16,7 +16,7 @@ from perlclip.data.toybox import load_toybox
 from perlclip.methods.perl import READOUTS
 from perlclip.thinking import limits
 from perlclip.thinking.limits import Budget, Deadline, Pace
-from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, Policy, image_trajectory, settled, simulate
+from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, Policy, Stages, image_trajectory, settled, simulate
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.training import choose_thresholds
 from perlclip.training.choose_thresholds import choose
@@ -63,7 +63,7 @@ def mixed(logits_KBC) -> Policy:
 
 @torch.no_grad()
 def answer(method, pixels, state, **plan):
-    return Plan(method=method, **{"steps": 4, **plan}).answer(pixels, state)
+    return Plan(method=method, **{"steps": 4, **plan}).answer(pixels, Stages(method, state))
 
 
 # ---- where images stop ----
