@@ -115,7 +115,13 @@ def _pickled(backbone: Backbone) -> tuple[Any, ...]:
     """Pickled as where it is from, a few bytes: whoever opens the pickle loads it again, on the same device."""
     if not backbone.fingerprint:
         raise PerlclipError(f"backbone {backbone.name!r} was not loaded by its name, and cannot be pickled")
-    return _reload, (backbone.name, str(backbone.device), backbone.dtype_name, backbone.fingerprint, backbone.image_size)
+    return _reload, (
+        backbone.name,
+        str(backbone.device),
+        backbone.dtype_name,
+        backbone.fingerprint,
+        backbone.image_size,
+    )
 
 
 def _reload(name: str, device: str, dtype: str, fingerprint: str, image_size: int | None) -> Backbone:

@@ -154,9 +154,7 @@ class Stages:
         now_BC, settled_B = self._judge(v_1BE, None)
         return [now_BC, settled_B, v_1BE, z_0jBD, thinking.h_BD, *refined]
 
-    def _step(
-        self, before_BC: Tensor, v_kBE: Tensor, z_kjBD: Tensor, h_BD: Tensor, *refined: Tensor
-    ) -> list[Tensor]:
+    def _step(self, before_BC: Tensor, v_kBE: Tensor, z_kjBD: Tensor, h_BD: Tensor, *refined: Tensor) -> list[Tensor]:
         assert self._like is not None
         thoughts = tuple(tuple(z_jBD) for z_jBD in z_kjBD)
         refinement = self._like.refinement.over(refined)

@@ -265,4 +265,9 @@ def _probe_eight(device: torch.device) -> None:
 
 
 # One small use of each kernel, to see that it compiles and runs on a card.
-PROBES = {"add_norm": _probe_add_norm, "add_norm_training": _probe_training, "linear_silu": _probe_linear, "eight": _probe_eight}
+PROBES = {
+    "add_norm": _probe_add_norm,
+    "add_norm_training": _probe_training,
+    "linear_silu": _probe_linear,
+    "eight": _probe_eight,
+}
