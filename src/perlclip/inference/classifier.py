@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from perlclip.adapters.folder import MESSAGE, Adapter, load_adapter
 from perlclip.backbone import Backbone, Images
-from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size
 from perlclip.data.decoding import check_on_error
 from perlclip.data.images import Unreadable, as_source, is_image, read_image, try_image
 from perlclip.data.loading import Lost, fixed_views
@@ -600,7 +600,6 @@ class Classifier:
         count, compiled = len(pixels), self._compiled_both if embedded else self._compiled
         if not compiled.on or count > SMALL:
             return self._both(pixels) if embedded else [self.answering.logits(pixels)]
-        size = 1 << (count - 1).bit_length()  # a graph for each power of two, not for each number
-        padded = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, size - count))
+        padded = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, graph_size(count) - count))
         with self._lock:
             return [made[:count].clone() for made in compiled(padded)]

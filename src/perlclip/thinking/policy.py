@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.backbone import Images
-from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl, Thinking
@@ -113,8 +113,8 @@ class Answer:
 class Stages:
     """PERL's way through a batch cut between its steps, where images may leave; each stage a function of tensors alone.
 
-    So that on CUDA the stages of small batches are recorded as graphs and replayed (`compile`), each for sizes that are
-    powers of two. `finish` makes an adapter's answer of the method's. One batch at a time.
+    So that on CUDA the stages are recorded as graphs and replayed (`compile`), each for a few sizes. `finish` makes an
+    adapter's answer of the method's. One batch at a time.
     """
 
     def __init__(self, method: Perl, state: ClassState, finish: Finish | None = None, compile: str = "off") -> None:
@@ -139,7 +139,7 @@ class Stages:
         if not self._first.on or count > SMALL:
             return Stage(self, list(self._begin(images)), count)
         frozen = self.method.frozen(images)
-        pixels = F.pad(frozen.pixels, (0, 0, 0, 0, 0, 0, 0, _power(count) - count))
+        pixels = F.pad(frozen.pixels, (0, 0, 0, 0, 0, 0, 0, graph_size(count, coarse=True) - count))
         stage = Stage(self, list(self._first(pixels)), count)
         frozen.pooled_BD = stage.h_BD[:count].clone()
         return stage
@@ -192,18 +192,13 @@ class Stage:
         now_BC, _, v_kBE, z_kjBD, h_BD, *refined = self.tensors
         count, size, work = len(going_b), len(now_BC), self.stages._step
         if self.stages._next.on and count <= SMALL:
-            size, work = _power(count), self.stages._next
+            size, work = graph_size(count, coarse=True), self.stages._next
             going_b = F.pad(going_b, (0, size - count))  # with the first once more
         if len(going_b) < len(now_BC) or count < self.count:
             now_BC, h_BD, *refined = (each[going_b] for each in (now_BC, h_BD, *refined))
             v_kBE, z_kjBD = v_kBE[:, going_b], z_kjBD[:, :, going_b]
         made = work(now_BC, v_kBE, z_kjBD, h_BD, *refined)
         return Stage(self.stages, [*made, *refined], count)
-
-
-def _power(count: int) -> int:
-    """The power of two from there on."""
-    return 1 << (count - 1).bit_length()
 
 
 @dataclass(frozen=True, kw_only=True)
