@@ -11,6 +11,7 @@ clip            the family's own model, zero-shot: `CLIPModel` (as fast as MetaC
 plain           `perlclip.reference`: `transformers`' own layers, 77 positions, every row of every block, nothing kept
 ours            as the library runs it
 ours, bfloat16  on a CPU: the same in half precision, beside the others in float32
+ours, int8      on a CPU: the large products of the image tower in 8 bits; on CUDA: ours, float8, a recorded graph
 ours, compiled  the same as a recorded CUDA graph: what `compile="auto"` comes to on CUDA
 ours, again     text and training steps: as a training runs it, with the frozen part of the class texts made before
 
@@ -45,6 +46,7 @@ from benchmarks.common import (
 )
 from benchmarks.speed_figure import draw_growth
 from perlclip.backbone.accel.cuda_graphs import Recorded
+from perlclip.backbone.accel.eight import FLOAT8, INT8
 from perlclip.methods import Method, create_method
 from perlclip.methods.base import ClassState
 from perlclip.reference import plain_form
@@ -90,6 +92,7 @@ class Bench:
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
         self.forms = Forms(device, self.dtype)
         self.half = self.forms if self.cuda else Forms(device, torch.bfloat16)
+        self.eight = eight_bits(self.forms, "clip")
         self.clock = Clock(device, seconds)
         self.rows: list[dict] = []
         self.checks: list[str] = []
@@ -126,8 +129,14 @@ class Bench:
             "ours": lambda: self.forms.ours.encode_image(pixels),
         }
         if self.cuda:
-            return cases | {"ours, compiled": recorded(self.forms.ours.encode_image, pixels)}
-        return cases | {"ours, bfloat16": lambda: self.half.ours.encode_image(half)}
+            return cases | {
+                "ours, compiled": recorded(self.forms.ours.encode_image, pixels),
+                "ours, float8": recorded(self.eight.encode_image, pixels),
+            }
+        return cases | {
+            "ours, bfloat16": lambda: self.half.ours.encode_image(half),
+            "ours, int8": lambda: self.eight.encode_image(pixels),
+        }
 
     @torch.no_grad()
     def text(self, sizes: Iterable[int]) -> None:
@@ -168,17 +177,18 @@ class Bench:
 
     def families(self, batches: Iterable[int], classes: Iterable[int]) -> None:
         """K = 4 of each family against its plain form and its own model."""
-        usual = self.forms, self.half
+        usual = self.forms, self.half, self.eight
         for family in FAMILIES:
             self.forms = Forms(self.device, self.dtype, family=family)
             self.half = self.forms if self.cuda else Forms(self.device, torch.bfloat16, family=family)
+            self.eight = eight_bits(self.forms, family)
             began = len(self.rows)
             self.image(batches)
             self.text(classes)
             self.step(classes)
             for row in self.rows[began:]:
                 row["note"] = family
-        self.forms, self.half = usual
+        self.forms, self.half, self.eight = usual
 
     def growth(self, most: int) -> None:
         """Ours against classes, images and steps, and whether it grows as it should."""
@@ -288,6 +298,14 @@ class Bench:
             raise SystemExit("ours is further from float32 than twice the plain form")
         same = self.forms.ours.encode_image(pixels.to(self.dtype)) - self.forms.plain.image(pixels.to(self.dtype))
         self.say(f"largest difference of a number, ours to plain in {self.dtype}: {same.abs().max().item():.1e}")
+
+
+def eight_bits(forms: Forms, family: str) -> Method:
+    """Ours with the large products of the image tower in 8 bits."""
+    _, backbone = build(forms.device, FLOAT8 if forms.device == "cuda" else INT8, family=family)
+    ours = create_method("perl", backbone, steps=forms.ours.config.steps)
+    ours.load_state_dict(forms.ours.state_dict())
+    return ours
 
 
 def recorded(work: Callable[..., object], *inputs: Tensor) -> Work:

@@ -103,12 +103,16 @@ class Block(nn.Module):
         return self.norm1(rows.x_BND) if rows.y_BND is None else rows.y_BND
 
     def in_eight(self, form: torch.dtype | None) -> None:
-        """Have the large products made in 8 bits; None has them as they were."""
-        small = ("out",) if form == FLOAT8 else ()  # to round its rows would cost what the product saves
-        for name in ("qkv", "out", "fc1", "fc2"):
-            linear = getattr(self, name)
-            if form is not None and name not in small:
-                setattr(self, name, Linear8(linear, form))
+        """Have the large products made in 8 bits."""
+        if form is None:
+            return
+        # To round the rows of `out` to float8 would cost what it saves.
+        names = ("qkv", "fc1", "fc2") if form == FLOAT8 else ("qkv", "out", "fc1", "fc2")
+        linears: dict[str, nn.Linear] = {name: getattr(self, name) for name in names}
+        if form == FLOAT8 and any((x.in_features | x.out_features) % 16 for x in linears.values()):
+            return  # which the cards cannot read
+        for name, linear in linears.items():
+            setattr(self, name, Linear8(linear, form))
         self.norm1.form = self.norm2.form = form
 
     def attend(self, x_BND: Tensor, qkv: QKV, causal: bool, norm: Norm | None = None) -> Rows:
@@ -231,6 +235,7 @@ class Tower(nn.Module):
         rows = torch.float32 if device.type == "cpu" else dtype
         self.to(device=device, dtype=rows)
         for block in self.blocks[: self.full]:
+            assert isinstance(block, Block)
             block.in_eight(form)
         for module in self.modules():
             if isinstance(module, nn.Linear):

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.backbone import Images
-from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, Work, graph_size
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl, Thinking
@@ -144,6 +144,10 @@ class Stages:
         frozen.pooled_BD = stage.h_BD[:count].clone()
         return stage
 
+    def work(self, count: int) -> Work:
+        """A step of so many images, recorded or not."""
+        return self._next if self._next.on and count <= SMALL else self._step
+
     def _begin(self, images: Images) -> list[Tensor]:
         thinking, depths = self.method.begin(images), self.method.config.depths("vision")
         refined = thinking.refinement.tensors()
@@ -190,10 +194,9 @@ class Stage:
     def step(self, going_b: Tensor) -> "Stage":
         """A step further, with these images alone."""
         now_BC, _, v_kBE, z_kjBD, h_BD, *refined = self.tensors
-        count, size, work = len(going_b), len(now_BC), self.stages._step
-        if self.stages._next.on and count <= SMALL:
-            size, work = graph_size(count, coarse=True), self.stages._next
-            going_b = F.pad(going_b, (0, size - count))  # with the first once more
+        count, work = len(going_b), self.stages.work(len(going_b))
+        if isinstance(work, Compiled):
+            going_b = F.pad(going_b, (0, graph_size(count, coarse=True) - count))  # with the first once more
         if len(going_b) < len(now_BC) or count < self.count:
             now_BC, h_BD, *refined = (each[going_b] for each in (now_BC, h_BD, *refined))
             v_kBE, z_kjBD = v_kBE[:, going_b], z_kjBD[:, :, going_b]

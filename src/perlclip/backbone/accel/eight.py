@@ -59,7 +59,7 @@ class Linear8(nn.Linear):
         self.longest = float(wide.norm(dim=-1).max())  # no output is larger than this times the length of a row,
         self.most_bias = 0.0 if self.bias is None else float(self.bias.detach().abs().max())  # plus this
 
-    def forward(self, x: "Tensor | Rows8") -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor | Rows8) -> Tensor:
         """W x + b, in the number format of the weights before they were rounded."""
         if isinstance(x, Rows8):
             return multiply(x, self)
