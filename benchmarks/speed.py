@@ -1,8 +1,8 @@
 """Speed and memory of PERL at ViT-B/16 size, beside the plain form and `CLIPModel`, in one run on one device.
 
     python -m benchmarks.speed                 # bfloat16 on CUDA; on a CPU float32, with bfloat16 beside it
-    python -m benchmarks.speed --parts image   # image, text, step, growth, adapt, toybox: some of it
-    python -m benchmarks.speed --parts families  # images, texts and steps of each family, in a file of its own
+    python -m benchmarks.speed --parts image   # image, text, step, growth, adapt, toybox: some of it, in its own file
+    python -m benchmarks.speed --parts families  # images, texts and steps of each family
 
 Random weights, prompts of 8 to 13 tokens, K = 4, J = 7. The variants of a case run in turn, times are medians with the
 quartile range, waiting for the device included; "peak" is the CUDA allocator's, above what was there before.
@@ -58,7 +58,8 @@ COLUMNS = (
 PARTS = ("image", "text", "step", "growth", "adapt", "toybox", "families")
 FAMILIES = ("clip", "siglip")  # those whose towers differ; each at B/16 and 224 pixels
 STEPS, DEPTH, BATCH = 4, 7, 4  # K and J of all cases, images of a training step
-CLASS_SIZES, BATCH_SIZES, STEP_SIZES = (10, 30, 100, 300, 1000, 2000), (1, 4, 16, 64, 256, 1024), tuple(range(9))
+CLASS_SIZES, BATCH_SIZES = (10, 30, 100, 300, 1000, 3000, 10000), (1, 4, 16, 64, 256, 1024, 4096)
+STEP_SIZES = tuple(range(9))
 
 
 def prompts(count: int) -> list[str]:
@@ -418,12 +419,12 @@ def main() -> None:
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256] if cuda else [1, 8])
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 500, 1000] if cuda else [10, 100])
-    parser.add_argument("--most", type=int, default=2000 if cuda else 30, help="largest size of the growth curves")
+    parser.add_argument("--most", type=int, default=10000 if cuda else 30, help="largest size of the growth curves")
     parser.add_argument("--seconds", type=float, default=2.0 if cuda else 10.0, help="per measurement")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", RESULTS)))
     options = parser.parse_args()
     bench = Bench("cuda" if cuda else "cpu", options.seconds)
-    title = "families" if options.parts == ["families"] else "speed"
+    title = "speed" if options.parts == parser.get_default("parts") else "-".join(options.parts)
     name = file_name(title, machine(bench.device), bench.dtype).removesuffix(".csv").replace("-eager", "")
     try:
         for part in options.parts:

@@ -17,6 +17,7 @@ except ImportError:  # before Triton 3.3
     TensorDescriptor = None
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+LANES = 256  # numbers of a row for each warp
 TILE: dict[str, int] = dict(BM=128, BN=256, BK=64, GROUP=8, num_warps=8, num_stages=4)
 TILE8: dict[str, int] = dict(BM=128, BN=256, BK=128, GROUP=8, num_warps=8, num_stages=3)
 
@@ -83,7 +84,7 @@ class AddNorm(torch.autograd.Function):
         with torch.cuda.device(total.device):
             _add_norm_backward[(total.numel() // D,)](
                 total, norm.weight, d_total.contiguous(), d_y.contiguous(), out, D, norm.eps,
-                BLOCK=block, num_warps=max(1, block // 256),
+                BLOCK=block, num_warps=max(1, block // LANES),
             )  # fmt: skip
         return out, out, None
 
@@ -111,7 +112,7 @@ def _sum_and_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm, form: torch.dtype) -
     with torch.cuda.device(x.device):
         _add_norm[(a.numel() // D,)](
             x, a.contiguous(), norm.weight, norm.bias, total, y, scale, length, D, x.shape[1], x.stride(0),
-            x.stride(1), norm.eps, BLOCK=block, EIGHT=eight, num_warps=max(1, block // 256),
+            x.stride(1), norm.eps, BLOCK=block, EIGHT=eight, num_warps=max(1, block // LANES),
         )  # fmt: skip
     return total, y, scale, length
 
