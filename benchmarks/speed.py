@@ -255,26 +255,35 @@ class Bench:
                 self.say(f"{note}: {seconds:.1f} s")
 
     def toybox(self, share: int = 4) -> None:
-        """How many answers half precision changes, on all drawn sets, with a projector trained on the source."""
+        """How many answers a rougher format changes, on all drawn sets, with a projector trained on the source."""
         import perlclip
         from perlclip.data.toybox import load_toybox, toybox_names
 
         names = toybox_names()
-        full, half = (perlclip.load_backbone("tiny", dtype=dtype) for dtype in ("float32", "bfloat16"))
-        ours = create_method("perl", full)
+        ours = create_method("perl", perlclip.load_backbone("tiny"))
         source = load_toybox(names[0]).train
         perlclip.fit(ours, source.select(range(0, len(source), 4)), recipe="extended", head=False, progress=False)
-        lowered = create_method("perl", half)
-        lowered.load_state_dict(ours.state_dict())
-        same, total = 0, 0
+        rougher = {}
+        for dtype in ("bfloat16", "int8"):
+            rougher[dtype] = create_method("perl", perlclip.load_backbone("tiny", dtype=dtype))
+            rougher[dtype].load_state_dict(ours.state_dict())
+        same, right, total = dict.fromkeys(rougher, 0), dict.fromkeys((*rougher, "float32"), 0), 0
         for name in names:
             test = load_toybox(name).test
             test = test.select(range(0, len(test), share))
-            answers = [perlclip.evaluate(m, test, progress=False).predictions_KB[-1] for m in (ours, lowered)]
-            same, total = same + int((answers[0] == answers[1]).sum()), total + len(test)
-        self.say(
-            f"bfloat16 gives float32's answer on {100 * same / total:.2f} % of {total} images of {len(names)} sets"
-        )
+            labels_B = torch.as_tensor(test.labels)
+            wanted_B = perlclip.evaluate(ours, test, progress=False).predictions_KB[-1]
+            right["float32"] += int((wanted_B == labels_B).sum())
+            for dtype, lowered in rougher.items():
+                found_B = perlclip.evaluate(lowered, test, progress=False).predictions_KB[-1]
+                same[dtype] += int((found_B == wanted_B).sum())
+                right[dtype] += int((found_B == labels_B).sum())
+            total += len(test)
+        for dtype, count in same.items():
+            self.say(
+                f"{dtype} gives float32's answer on {100 * count / total:.2f} % of {total} images of {len(names)} sets, "
+                f"and {100 * right[dtype] / total:.2f} % right answers instead of {100 * right['float32'] / total:.2f}"
+            )
 
     @torch.no_grad()
     def check_closeness(self) -> None:
