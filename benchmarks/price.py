@@ -69,7 +69,7 @@ def one_set(suite, name: str, given: argparse.Namespace, batch: int) -> list[dic
     every = max(1, len(data.test) // given.count)
     test = data.test.select(range(0, len(data.test), every))
     views, labels = zip(*fixed_views(test, base.preprocess, batch, torch.device(device), 0), strict=True)
-    labels_N = torch.cat([torch.as_tensor(part) for part in labels])
+    labels_N = torch.cat([torch.as_tensor(part) for part in labels]).cpu()
     with tempfile.TemporaryDirectory() as folder:
         perlclip.save_adapter(fitted, folder)
         asked = {
@@ -88,18 +88,14 @@ def one_set(suite, name: str, given: argparse.Namespace, batch: int) -> list[dic
                  "accuracy": percent(answers_N == labels_N), "mean_steps": steps_N.double().mean().item(),
                  "same": percent(answers_N == whole[kind]), "like": percent(answers_N == whole[formats[0]])}
             )  # fmt: skip
-    for size in {batch, 1}:
+    rows += [
+        {"set": name, "format": "CLIPModel", "steps": form} for form in ("as it is", "compiled")[: 1 + given.compiled]
+    ]
+    for size in (batch, 1):
         times = timed(asked, clip, views[0][:size], given)
         for row in rows:
-            reading = times[f"{row['format']}, {row['steps']}"]
-            row |= {f"ms_{size}": reading["ms"], f"over_clip_{size}": f"{reading['ms'] / times['clip']['ms']:.3f}"}
-        for extra in ("clip", "clip, compiled"):
-            if extra in times:
-                ratio = times[extra]["ms"] / times["clip"]["ms"]
-                mine = {"set": name, "format": "CLIPModel", "steps": extra}
-                known = next((row for row in rows if row["steps"] == extra), mine)
-                known |= {f"ms_{size}": times[extra]["ms"], f"over_clip_{size}": f"{ratio:.3f}"}
-                rows += [known] if known is mine else []
+            ms = times[row["format"], row["steps"]]["ms"]
+            row |= {f"ms_{size}": ms, f"over_clip_{size}": f"{ms / times['CLIPModel', 'as it is']['ms']:.3f}"}
     for row in rows:
         print(row, flush=True)
     return rows
@@ -128,13 +124,13 @@ def timed(asked: dict[str, Classifier], clip: CLIPModel, pixels: Tensor, given: 
         wanted = classifier.wanted()
         return lambda: classifier.answer(pixels, wanted, classifier.plan(steps, None, None))
 
-    forms = {"clip": lambda: clip.get_image_features(pixel_values=few)}
+    forms = {("CLIPModel", "as it is"): lambda: clip.get_image_features(pixel_values=few)}
     if given.compiled:
         compiled = torch.compile(clip.get_image_features, mode="max-autotune-no-cudagraphs")
-        forms["clip, compiled"] = lambda: compiled(pixel_values=few)
+        forms["CLIPModel", "compiled"] = lambda: compiled(pixel_values=few)
     for kind, classifier in asked.items():
         for steps in (None, "adaptive"):
-            forms[f"{kind}, {steps or 'all'}"] = whole(classifier, steps)
+            forms[kind, steps or "all"] = whole(classifier, steps)
     clock = Clock(given.device, given.seconds)
     for work in forms.values():  # until all stages of every size have been recorded
         for _ in range(4):

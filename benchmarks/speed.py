@@ -281,8 +281,8 @@ class Bench:
             total += len(test)
         for dtype, count in same.items():
             self.say(
-                f"{dtype} gives float32's answer on {100 * count / total:.2f} % of {total} images of {len(names)} sets, "
-                f"and {100 * right[dtype] / total:.2f} % right answers instead of {100 * right['float32'] / total:.2f}"
+                f"{dtype} gives float32's answer on {100 * count / total:.2f} % of {total} images of {len(names)} "
+                f"sets, and {100 * right[dtype] / total:.2f} % right answers instead of {100 * right['float32'] / total:.2f}"
             )
 
     @torch.no_grad()
