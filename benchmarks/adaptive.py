@@ -29,7 +29,7 @@ from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet
 from perlclip.files import write_files
 from perlclip.methods.perl import Perl
-from perlclip.thinking.policy import ALL_STEPS, Plan, Policy, answered, simulate
+from perlclip.thinking.policy import ALL_STEPS, Plan, Policy, Stages, answered, simulate
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.training.choose_thresholds import SPACING, set_thresholds
 
@@ -85,7 +85,7 @@ def really(method: Perl, images: ImageSet, policy: Policy, *, novel: bool) -> tu
     for i, (pixels, _) in enumerate(fixed_views(images, method.backbone.preprocess, BATCH, method.backbone.device)):
         for which in ((0, 1), (1, 0))[i % 2]:
             began = time.perf_counter()
-            answer = plans[which].answer(pixels, state)
+            answer = plans[which].answer(pixels, Stages(method, state))
             seconds[which] += time.perf_counter() - began
             steps += [answer.steps_B] if which == 0 else []
     return torch.cat(steps), seconds

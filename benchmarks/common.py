@@ -12,6 +12,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer, SiglipConfig, SiglipModel
 
 from perlclip.backbone import Backbone, clip, siglip
+from perlclip.backbone.accel.eight import FLOAT8, INT8
+from perlclip.backbone.base import place
 
 RESULTS = Path(__file__).parent / "results"
 Work = Callable[[], object]
@@ -36,11 +38,13 @@ def build(
     config = config_class(vision_config=dict(patch_size=16), text_config=text)
     model = model_class(config).requires_grad_(False).eval()
     towers = towers_of.build_towers(model.state_dict(), config)
+    place(towers["vision"], towers["text"], torch.device(device), dtype)
+    dtype = torch.bfloat16 if dtype in (FLOAT8, INT8) else dtype
     context = config.text_config.max_position_embeddings
     backbone = Backbone(
         name="random", logit_scale=100.0, tokenizer=tokenizer, context_length=context, preprocess=None, fingerprint="",
         family=family,
-        **{side: tower.place(torch.device(device), dtype) for side, tower in towers.items()},
+        **towers,
     )  # fmt: skip
     return model.to(device, dtype), backbone
 

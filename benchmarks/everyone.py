@@ -2,6 +2,7 @@
 
     python -m benchmarks.everyone commands [--suite FILE] [--more OPTIONS]    the benchmarks behind a table, to run
     python -m benchmarks.everyone collect STORE --out FILE                    every run's numbers, as one CSV file
+    python -m benchmarks.everyone collect STORE --few-shot --out FILE         those of the protocol few-shot instead
     python -m benchmarks.everyone show FILE                                   the table, and differences with intervals
     python -m scripts.documents                                               both into the document
 
@@ -49,10 +50,12 @@ def commands(suite: str, more: str) -> Iterator[str]:
             yield f"perlclip bench {protocol} --suite {suite}{sets} --methods {methods} {options} {more}".strip()
 
 
-def collect(stores: Sequence[Path], out: Path) -> None:
+def collect(stores: Sequence[Path], out: Path, *, few_shot: bool) -> None:
     """One line a test. A training that several runs share took its time once: those of the others are left empty."""
     rows = []
     for record in (record for store in stores for record in Store(store).records().complete):
+        if (record["run"]["protocol"] == "few-shot") != few_shot:
+            continue
         run, seconds = record["run"], record["seconds"]
         time = f"{seconds['fit'] + seconds.get('head', 0):.1f}" if seconds["fit"] else ""
         for part, metrics in record["metrics"].items():
@@ -173,13 +176,14 @@ def main() -> None:
     parser.add_argument("what", choices=["commands", "collect", "show"])
     parser.add_argument("paths", type=Path, nargs="*")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--few-shot", action="store_true")
     parser.add_argument("--suite", default="toybox")
     parser.add_argument("--more", default="--out everyone")
     options = parser.parse_args()
     if options.what == "commands":
         print("\n".join(commands(options.suite, options.more)))
     elif options.what == "collect":
-        collect(options.paths, options.out)
+        collect(options.paths, options.out, few_shot=options.few_shot)
     else:
         for row in (HEAD, *means(options.paths[0]), DIFFERENCES, *differences(options.paths[0])):
             print("".join(f"{word:>34}" if i == 0 else f"{word:>18}" for i, word in enumerate(row)))

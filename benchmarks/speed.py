@@ -1,8 +1,8 @@
 """Speed and memory of PERL at ViT-B/16 size, beside the plain form and `CLIPModel`, in one run on one device.
 
     python -m benchmarks.speed                 # bfloat16 on CUDA; on a CPU float32, with bfloat16 beside it
-    python -m benchmarks.speed --parts image   # image, text, step, growth, adapt, toybox: some of it
-    python -m benchmarks.speed --parts families  # images, texts and steps of each family, in a file of its own
+    python -m benchmarks.speed --parts image   # image, text, step, growth, adapt, toybox: some of it, in its own file
+    python -m benchmarks.speed --parts families  # images, texts and steps of each family
 
 Random weights, prompts of 8 to 13 tokens, K = 4, J = 7. The variants of a case run in turn, times are medians with the
 quartile range, waiting for the device included; "peak" is the CUDA allocator's, above what was there before.
@@ -11,6 +11,7 @@ clip            the family's own model, zero-shot: `CLIPModel` (as fast as MetaC
 plain           `perlclip.reference`: `transformers`' own layers, 77 positions, every row of every block, nothing kept
 ours            as the library runs it
 ours, bfloat16  on a CPU: the same in half precision, beside the others in float32
+ours, int8      on a CPU: the large products of the image tower in 8 bits; on CUDA: ours, float8, a recorded graph
 ours, compiled  the same as a recorded CUDA graph: what `compile="auto"` comes to on CUDA
 ours, again     text and training steps: as a training runs it, with the frozen part of the class texts made before
 
@@ -45,6 +46,7 @@ from benchmarks.common import (
 )
 from benchmarks.speed_figure import draw_growth
 from perlclip.backbone.accel.cuda_graphs import Recorded
+from perlclip.backbone.accel.eight import FLOAT8, INT8
 from perlclip.methods import Method, create_method
 from perlclip.methods.base import ClassState
 from perlclip.reference import plain_form
@@ -56,7 +58,8 @@ COLUMNS = (
 PARTS = ("image", "text", "step", "growth", "adapt", "toybox", "families")
 FAMILIES = ("clip", "siglip")  # those whose towers differ; each at B/16 and 224 pixels
 STEPS, DEPTH, BATCH = 4, 7, 4  # K and J of all cases, images of a training step
-CLASS_SIZES, BATCH_SIZES, STEP_SIZES = (10, 30, 100, 300, 1000, 2000), (1, 4, 16, 64, 256, 1024), tuple(range(9))
+CLASS_SIZES, BATCH_SIZES = (10, 30, 100, 300, 1000, 3000, 10000), (1, 4, 16, 64, 256, 1024, 4096)
+STEP_SIZES = tuple(range(9))
 
 
 def prompts(count: int) -> list[str]:
@@ -90,6 +93,7 @@ class Bench:
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
         self.forms = Forms(device, self.dtype)
         self.half = self.forms if self.cuda else Forms(device, torch.bfloat16)
+        self.eight = eight_bits(self.forms, "clip")
         self.clock = Clock(device, seconds)
         self.rows: list[dict] = []
         self.checks: list[str] = []
@@ -126,8 +130,14 @@ class Bench:
             "ours": lambda: self.forms.ours.encode_image(pixels),
         }
         if self.cuda:
-            return cases | {"ours, compiled": recorded(self.forms.ours.encode_image, pixels)}
-        return cases | {"ours, bfloat16": lambda: self.half.ours.encode_image(half)}
+            return cases | {
+                "ours, compiled": recorded(self.forms.ours.encode_image, pixels),
+                "ours, float8": recorded(self.eight.encode_image, pixels),
+            }
+        return cases | {
+            "ours, bfloat16": lambda: self.half.ours.encode_image(half),
+            "ours, int8": lambda: self.eight.encode_image(pixels),
+        }
 
     @torch.no_grad()
     def text(self, sizes: Iterable[int]) -> None:
@@ -168,17 +178,18 @@ class Bench:
 
     def families(self, batches: Iterable[int], classes: Iterable[int]) -> None:
         """K = 4 of each family against its plain form and its own model."""
-        usual = self.forms, self.half
+        usual = self.forms, self.half, self.eight
         for family in FAMILIES:
             self.forms = Forms(self.device, self.dtype, family=family)
             self.half = self.forms if self.cuda else Forms(self.device, torch.bfloat16, family=family)
+            self.eight = eight_bits(self.forms, family)
             began = len(self.rows)
             self.image(batches)
             self.text(classes)
             self.step(classes)
             for row in self.rows[began:]:
                 row["note"] = family
-        self.forms, self.half = usual
+        self.forms, self.half, self.eight = usual
 
     def growth(self, most: int) -> None:
         """Ours against classes, images and steps, and whether it grows as it should."""
@@ -244,26 +255,35 @@ class Bench:
                 self.say(f"{note}: {seconds:.1f} s")
 
     def toybox(self, share: int = 4) -> None:
-        """How many answers half precision changes, on all drawn sets, with a projector trained on the source."""
+        """How many answers a rougher format changes, on all drawn sets, with a projector trained on the source."""
         import perlclip
         from perlclip.data.toybox import load_toybox, toybox_names
 
         names = toybox_names()
-        full, half = (perlclip.load_backbone("tiny", dtype=dtype) for dtype in ("float32", "bfloat16"))
-        ours = create_method("perl", full)
+        ours = create_method("perl", perlclip.load_backbone("tiny"))
         source = load_toybox(names[0]).train
         perlclip.fit(ours, source.select(range(0, len(source), 4)), recipe="extended", head=False, progress=False)
-        lowered = create_method("perl", half)
-        lowered.load_state_dict(ours.state_dict())
-        same, total = 0, 0
+        rougher = {}
+        for dtype in ("bfloat16", "int8"):
+            rougher[dtype] = create_method("perl", perlclip.load_backbone("tiny", dtype=dtype))
+            rougher[dtype].load_state_dict(ours.state_dict())
+        same, right, total = dict.fromkeys(rougher, 0), dict.fromkeys((*rougher, "float32"), 0), 0
         for name in names:
             test = load_toybox(name).test
             test = test.select(range(0, len(test), share))
-            answers = [perlclip.evaluate(m, test, progress=False).predictions_KB[-1] for m in (ours, lowered)]
-            same, total = same + int((answers[0] == answers[1]).sum()), total + len(test)
-        self.say(
-            f"bfloat16 gives float32's answer on {100 * same / total:.2f} % of {total} images of {len(names)} sets"
-        )
+            labels_B = torch.as_tensor(test.labels)
+            wanted_B = perlclip.evaluate(ours, test, progress=False).predictions_KB[-1]
+            right["float32"] += int((wanted_B == labels_B).sum())
+            for dtype, lowered in rougher.items():
+                found_B = perlclip.evaluate(lowered, test, progress=False).predictions_KB[-1]
+                same[dtype] += int((found_B == wanted_B).sum())
+                right[dtype] += int((found_B == labels_B).sum())
+            total += len(test)
+        for dtype, count in same.items():
+            self.say(
+                f"{dtype} gives float32's answer on {100 * count / total:.2f} % of {total} images of {len(names)} "
+                f"sets, and {100 * right[dtype] / total:.2f} % right answers instead of {100 * right['float32'] / total:.2f}"
+            )
 
     @torch.no_grad()
     def check_closeness(self) -> None:
@@ -288,6 +308,14 @@ class Bench:
             raise SystemExit("ours is further from float32 than twice the plain form")
         same = self.forms.ours.encode_image(pixels.to(self.dtype)) - self.forms.plain.image(pixels.to(self.dtype))
         self.say(f"largest difference of a number, ours to plain in {self.dtype}: {same.abs().max().item():.1e}")
+
+
+def eight_bits(forms: Forms, family: str) -> Method:
+    """Ours with the large products of the image tower in 8 bits."""
+    _, backbone = build(forms.device, FLOAT8 if forms.device == "cuda" else INT8, family=family)
+    ours = create_method("perl", backbone, steps=forms.ours.config.steps)
+    ours.load_state_dict(forms.ours.state_dict())
+    return ours
 
 
 def recorded(work: Callable[..., object], *inputs: Tensor) -> Work:
@@ -400,12 +428,12 @@ def main() -> None:
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256] if cuda else [1, 8])
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 500, 1000] if cuda else [10, 100])
-    parser.add_argument("--most", type=int, default=2000 if cuda else 30, help="largest size of the growth curves")
+    parser.add_argument("--most", type=int, default=10000 if cuda else 30, help="largest size of the growth curves")
     parser.add_argument("--seconds", type=float, default=2.0 if cuda else 10.0, help="per measurement")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", RESULTS)))
     options = parser.parse_args()
     bench = Bench("cuda" if cuda else "cpu", options.seconds)
-    title = "families" if options.parts == ["families"] else "speed"
+    title = "speed" if options.parts == parser.get_default("parts") else "-".join(options.parts)
     name = file_name(title, machine(bench.device), bench.dtype).removesuffix(".csv").replace("-eager", "")
     try:
         for part in options.parts:

@@ -17,6 +17,7 @@ from perlclip.files import write_files
 from perlclip.viz.drawing import draw
 from perlclip.viz.style import BLUE, GREY, VERMILION, look
 
+SHOTS = {"shots-toybox.csv": "toybox, eleven sets", "shots-photographs.csv": "EuroSAT and DTD"}
 Means = Mapping[tuple[str, str, str], float]
 SUITES = {"factors-toybox.csv": "toybox, ten sets", "factors-photographs.csv": "photographs, three sets"}
 
@@ -67,24 +68,37 @@ def steps(folder: Path) -> bytes:
     return draw("steps", "", (9, 6.4), paint).png
 
 
-def shots(path: Path) -> bytes:
-    """Accuracy against the shots of each class, all classes trained on."""
+def shots(folder: Path) -> bytes:
+    """Accuracy against the shots of each class, all classes trained on: means over sets, where all were run."""
 
     def paint(figure: Figure) -> None:
-        found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        with path.open() as file:
-            for row in csv.DictReader(file):
-                if row["test"] == "few-shot all":
-                    found[row["row"]][int(row["shots"])].append(float(row["accuracy"]))
-        panel = figure.subplots()
-        for rank, (row, values) in enumerate(found.items()):
-            counts = sorted(values)
-            panel.plot(counts, [fmean(values[count]) for count in counts], label=row, **look(rank))
-        panel.set(xscale="log", xlabel="shots of each class", ylabel="accuracy, %")
-        panel.set_xticks(counts, [str(count) for count in counts])
-        panel.legend()
+        panels = figure.subplots(1, len(SHOTS))
+        for panel, (name, title) in zip(panels, SHOTS.items(), strict=True):
+            found: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(
+                lambda: defaultdict(lambda: defaultdict(list))
+            )
+            with (folder / name).open() as file:
+                lines = list(csv.DictReader(file))
+            for line in lines:
+                found[line["row"]][int(line["shots"])][line["set"]].append(float(line["accuracy"]))
+            sets = {line["set"] for line in lines}
+            counts = sorted({int(line["shots"]) for line in lines} - {0})
+            for rank, row in enumerate(sorted(found)):
+                by_shots = {n: means_of(by_set) for n, by_set in found[row].items() if by_set.keys() == sets}
+                if 0 in by_shots:
+                    panel.axhline(by_shots[0], label=row, color=GREY, ls="--", lw=1)
+                else:
+                    panel.plot(sorted(by_shots), [by_shots[n] for n in sorted(by_shots)], label=row, **look(rank))
+            panel.set(title=title, xscale="log", xlabel="shots of each class", ylabel="accuracy, %")
+            panel.set_xticks(counts, [str(count) for count in counts])
+            panel.legend()
 
-    return draw("shots", "", (5.5, 3.8), paint).png
+    return draw("shots", "", (9, 3.8), paint).png
+
+
+def means_of(by_set: Mapping[str, list[float]]) -> float:
+    """Over the seeds of each set, then over sets."""
+    return fmean(fmean(values) for values in by_set.values())
 
 
 def main() -> None:
@@ -93,8 +107,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     write_files({folder / "factors.png": factors(folder), folder / "steps.png": steps(folder)})
-    if (folder / "shots-toybox.csv").exists():
-        write_files({folder / "shots-toybox.png": shots(folder / "shots-toybox.csv")})
+    write_files({folder / "shots.png": shots(folder)})
 
 
 if __name__ == "__main__":

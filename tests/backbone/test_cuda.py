@@ -158,6 +158,34 @@ def test_classifier_and_evaluation_answer_alike_compiled_or_not(tiny, strict):
     assert abs(answers[0] - answers[1]) < 1e-3, "a graph of the old weights is not used"
 
 
+def test_stages_of_adaptive_thinking_answer_alike_compiled_or_not(tiny, shots, strict):
+    fitted = perlclip.fit(perlclip.create_method("perl", tiny), shots, recipe="fast", progress=False)
+    on, off = (perlclip.Classifier(fitted, compile=mode) for mode in ("on", "off"))
+    images = list(load_toybox("tiny_toys").test.images[:70])
+    for size in (70, 70, 70, 3, 3, 1, 1, 1):
+        answers = [c.predict(images[:size], batch_size=size, steps="adaptive") for c in (on, off)]
+        assert [a.label for a in answers[0]] == [a.label for a in answers[1]]
+        assert sum(a.steps != b.steps for a, b in zip(*answers, strict=True)) <= 1, "the last bits may differ"
+    assert on.compile_seconds > 0 == off.compile_seconds
+
+
+def test_float8_answers_nearly_as_bfloat16_does(shots, strict):
+    """In a graph, where its kernels are used whatever the size."""
+    backbones = [perlclip.load_backbone("tiny", device="cuda", dtype=dtype) for dtype in ("bfloat16", "float8")]
+    assert [each.dtype_name for each in backbones] == ["bfloat16", "float8"]
+    embeddings = []
+    for backbone in backbones:
+        torch.manual_seed(0)
+        method = perlclip.create_method("perl", backbone)
+        pixels = torch.stack([backbone.preprocess.test_view(image) for image in shots.images[:16]]).cuda()
+        with torch.no_grad():
+            (found,) = Recorded(lambda given, method=method: [method.encode_image(given)], [pixels])(pixels)
+        embeddings.append(found.clone())
+    cosines = (embeddings[0] * embeddings[1]).sum(-1)
+    assert cosines.min() > 0.99 and cosines.max() < 0.99999, "it is near, and another number format"
+    perlclip.fit(perlclip.create_method("perl", backbones[1]), shots, recipe="fast", head=False, progress=False)
+
+
 # ---- other families: towers with a pooling head, texts without a mask ----
 
 FAMILIES = ("siglip", "siglip2", "metaclip_2")

@@ -10,33 +10,10 @@ import torch
 
 import perlclip
 from perlclip.backbone.accel import cuda_graphs as graphs
-from perlclip.backbone.accel.cuda_graphs import Beside, Compiled, is_on
+from perlclip.backbone.accel.cuda_graphs import Beside, Compiled, graph_size, is_on
 from perlclip.data import load_images
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
-
-class Tape:
-    """In the place of a CUDA graph: runs the work, and counts."""
-
-    made, played = 0, 0
-
-    def __init__(self, work, inputs) -> None:
-        work(*inputs)
-        Tape.made += 1
-        self.work = work
-
-    def __call__(self, *inputs):
-        Tape.played += 1
-        return self.work(*inputs)
-
-
-@pytest.fixture
-def tape(monkeypatch):
-    monkeypatch.setattr(Tape, "made", 0)
-    monkeypatch.setattr(Tape, "played", 0)
-    monkeypatch.setattr(graphs, "Recorded", Tape)
-    return Tape
 
 
 def test_on_for_cuda_and_off_elsewhere():
@@ -62,15 +39,21 @@ def test_a_shape_is_recorded_when_it_has_come_often_enough(tape):
     assert tape.made == 3, "what was recorded before is not used any more"
 
 
+def test_sizes_of_graphs_are_few():
+    assert {graph_size(n) for n in range(1, 257)} == {1, 2, 4, 8, 16, 32, 64, *range(80, 257, 16)}
+    assert {graph_size(n, coarse=True) for n in range(1, 257)} == {1, 2, 4, 8, 16, 32, 64, 128, 192, 256}
+    assert all(graph_size(n) >= n for n in range(1, 257))
+
+
 def test_nothing_is_recorded_on_a_cpu(tape):
     compiled = Compiled(lambda x: [x + 1], CPU, after=1)
     assert compiled(torch.zeros(1))[0].item() == 1 and (tape.made, compiled.seconds) == (0, 0.0)
 
 
-def test_what_cannot_be_recorded_runs_as_it_is_with_one_warning(monkeypatch):
-    def fails(work, inputs):
+def test_what_cannot_be_recorded_runs_as_it_is_with_one_warning(tape, monkeypatch):
+    def fails(work, inputs, pool):
         if len(inputs[0]) == 2:
-            return work
+            return tape(work, inputs)
         raise RuntimeError("CUDA error: operation not permitted\nmore of it")
 
     monkeypatch.setattr(graphs, "Recorded", fails)

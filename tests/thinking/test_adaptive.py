@@ -12,11 +12,12 @@ import torch
 import perlclip
 from perlclip import PerlclipError
 from perlclip.adapters.folder import CONFIG, OWN_HASH
+from perlclip.backbone.accel import cuda_graphs
 from perlclip.data.toybox import load_toybox
 from perlclip.methods.perl import READOUTS
 from perlclip.thinking import limits
 from perlclip.thinking.limits import Budget, Deadline, Pace
-from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, Policy, image_trajectory, settled, simulate
+from perlclip.thinking.policy import ALL_STEPS, NEVER, Plan, Policy, Stages, image_trajectory, settled, simulate
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.training import choose_thresholds
 from perlclip.training.choose_thresholds import choose
@@ -63,10 +64,25 @@ def mixed(logits_KBC) -> Policy:
 
 @torch.no_grad()
 def answer(method, pixels, state, **plan):
-    return Plan(method=method, **{"steps": 4, **plan}).answer(pixels, state)
+    return Plan(method=method, **{"steps": 4, **plan}).answer(pixels, Stages(method, state))
 
 
 # ---- where images stop ----
+
+
+@torch.no_grad()
+def test_recorded_stages_answer_like_those_that_are_not(method, pixels, state, mixed, tape, monkeypatch):
+    """As on CUDA, with a tape for each graph: padded sizes, and outputs that the next batch overwrites."""
+    monkeypatch.setattr(cuda_graphs, "is_on", lambda mode, device: mode != "off")
+    stages = Stages(method, state, compile="auto")
+    plan = Plan(method=method, steps=4, policy=mixed)
+    for some in (pixels, pixels[:3], pixels, pixels[:3], pixels.flip(0), pixels[:3]):
+        images = method.frozen(some)
+        found, wanted = plan.answer(images, stages), plan.answer(some, Stages(method, state))
+        assert found.steps_B.tolist() == wanted.steps_B.tolist()
+        torch.testing.assert_close(found.logits_BC, wanted.logits_BC, **CLOSE)
+        torch.testing.assert_close(images.pooled(), method.frozen(some).pooled(), **CLOSE)
+    assert tape.made > 4 and tape.played > tape.made
 
 
 @pytest.mark.parametrize("all_begin", [False, True])

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone.accel.cuda_graphs import Beside
+from perlclip.backbone.accel.eight import FLOAT8, INT8, LARGEST
 from perlclip.backbone.frozen import FrozenImages, Images
 from perlclip.backbone.preprocess import Preprocess
 from perlclip.backbone.shared_text import SharedText
@@ -34,6 +35,27 @@ from perlclip.backbone.tower import State, Tower
 from perlclip.errors import PerlclipError
 
 BICUBIC = {"mode": "bicubic", "align_corners": False}
+
+
+DTYPES = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float8": FLOAT8, "int8": INT8,
+}  # fmt: skip
+
+
+def place(vision: Tower, text: Tower, device: torch.device, dtype: torch.dtype) -> None:
+    """Move both towers; with a dtype of 8 bits, what it leaves is in bfloat16."""
+    form = dtype if dtype in LARGEST else None
+    wide = torch.bfloat16 if form else dtype
+    vision.place(device, wide, form)
+    text.place(device, wide)
+
+
+def require_format(dtype: torch.dtype, device: torch.device) -> None:
+    """Formats of 8 bits are for some devices."""
+    if dtype == FLOAT8 and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0)):
+        raise PerlclipError("dtype 'float8' needs an NVIDIA card from Hopper on; 'bfloat16' runs on any device")
+    if dtype == INT8 and device.type != "cpu":
+        raise PerlclipError(f"dtype 'int8' is for the CPU, not {device.type}; 'float8' is for CUDA from Hopper on")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +106,13 @@ class Backbone:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The towers' number format."""
-        return self.projection.weight.dtype
+        """The towers' number format, or that of the image tower's large products where it is one of 8 bits."""
+        return self.vision.form or self.projection.weight.dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """As `load_backbone` takes it."""
+        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
     @property
     def embed_dim(self) -> int:
@@ -105,7 +132,9 @@ class Backbone:
         if device.type == self.device.type and device.index in (None, self.device.index):
             return self
         # Deep copies: `Module.to` moves in place.
-        vision, text = (deepcopy(tower).place(device, self.dtype) for tower in (self.vision, self.text))
+        require_format(self.dtype, device)
+        vision, text = deepcopy(self.vision), deepcopy(self.text)
+        place(vision, text, device, self.dtype)
         return replace(self, vision=vision, text=text)
 
     def frozen(self, images: Images) -> FrozenImages:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.backbone import openclip
-from perlclip.backbone.base import Backbone, Family
+from perlclip.backbone.base import DTYPES, Backbone, Family, place, require_format
 from perlclip.backbone.clip import CLIP, TINY
 from perlclip.backbone.metaclip_2 import METACLIP_2
 from perlclip.backbone.preprocess import Preprocess, resized
@@ -28,7 +28,6 @@ from perlclip.backbone.siglip import SIGLIP, SIGLIP2
 from perlclip.errors import PerlclipError, first_line, unknown_name
 
 FAMILIES = {family.name: family for family in (CLIP, METACLIP_2, SIGLIP, SIGLIP2)}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CONFIGS = ("config.json", openclip.CONFIG)  # one of which a folder has
 LARGEST = 4096  # pixels a side
 POSITIONS = "vision_model.embeddings.position_embedding.weight"
@@ -62,6 +61,7 @@ def load_backbone(
     the weights are for, position embeddings are interpolated as `transformers` does it.
     """
     device, dtype = _device(device), _dtype(dtype)
+    require_format(dtype, device)
     if name != "tiny" and Path(name).expanduser().is_dir():
         name = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 (a link may be the name that lasts)
     parts = _load_parts(str(TINY) if name == "tiny" else name, shown=name)
@@ -78,8 +78,7 @@ def load_backbone(
     ids: list[int] = tokenizer("a", padding=False, truncation=False)["input_ids"]  # set once, no thread changes it
     if not towers["text"].causal:
         towers["text"].starts = int(tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id)
-    for tower in towers.values():
-        tower.place(device, dtype)
+    place(towers["vision"], towers["text"], device, dtype)
     bias = state.get("logit_bias")
     return Backbone(
         name=name,
@@ -116,8 +115,13 @@ def _pickled(backbone: Backbone) -> tuple[Any, ...]:
     """Pickled as where it is from, a few bytes: whoever opens the pickle loads it again, on the same device."""
     if not backbone.fingerprint:
         raise PerlclipError(f"backbone {backbone.name!r} was not loaded by its name, and cannot be pickled")
-    dtype = str(backbone.dtype).removeprefix("torch.")
-    return _reload, (backbone.name, str(backbone.device), dtype, backbone.fingerprint, backbone.image_size)
+    return _reload, (
+        backbone.name,
+        str(backbone.device),
+        backbone.dtype_name,
+        backbone.fingerprint,
+        backbone.image_size,
+    )
 
 
 def _reload(name: str, device: str, dtype: str, fingerprint: str, image_size: int | None) -> Backbone:
@@ -300,7 +304,7 @@ def _device(device: str | torch.device) -> torch.device:
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
-        dtype = str(dtype).removeprefix("torch.")
+        dtype = next((name for name, known in DTYPES.items() if known == dtype), str(dtype).removeprefix("torch."))
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     return DTYPES[dtype]

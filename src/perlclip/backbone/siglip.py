@@ -100,6 +100,7 @@ class ProbedTower(Tower):
 
     def _probed(self, rows: Rows) -> Tensor:
         y_BND = self.norm(rows.x_BND) if rows.y_BND is None else rows.y_BND
+        assert isinstance(y_BND, Tensor)
         h_BD: Tensor = self.head(y_BND[:, -self.patches :])
         return h_BD
 

@@ -16,7 +16,7 @@ Shapes: B sequences (images or classes), N tokens, k rows put before them, R row
 E shared width; A context sequences, each of which serves B / A of the B.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8
 from perlclip.backbone.accel.fused import add_norm, linear_silu
 
 State = Mapping[str, Tensor]
@@ -40,13 +41,14 @@ class Rows:
     """Sequences between two blocks, and what the first norm of the next one makes of them, if that is known."""
 
     x_BND: Tensor
-    y_BND: Tensor | None = None
+    y_BND: Tensor | Rows8 | None = None
 
 
 class Norm(nn.LayerNorm):
     """A layer norm whose result is in the number format of the matrix product behind it."""
 
     result: torch.dtype | None = None
+    form: torch.dtype | None = None  # of 8 bits, in which that product is made (`accel.eight`)
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
@@ -96,9 +98,22 @@ class Block(nn.Module):
         q_BHNd, k_BHNd, v_BHNd = qkv_B3HNd.unbind(1)
         return q_BHNd, k_BHNd, v_BHNd
 
-    def normed(self, rows: Rows) -> Tensor:
+    def normed(self, rows: Rows) -> Tensor | Rows8:
         """LN(x), unless the block before has made it already."""
         return self.norm1(rows.x_BND) if rows.y_BND is None else rows.y_BND
+
+    def in_eight(self, form: torch.dtype | None) -> None:
+        """Have the large products made in 8 bits."""
+        if form is None:
+            return
+        # To round the rows of `out` to float8 would cost what it saves.
+        names = ("qkv", "fc1", "fc2") if form == FLOAT8 else ("qkv", "out", "fc1", "fc2")
+        linears: dict[str, nn.Linear] = {name: getattr(self, name) for name in names}
+        if form == FLOAT8 and any((x.in_features | x.out_features) % 16 for x in linears.values()):
+            return  # which the cards cannot read
+        for name, linear in linears.items():
+            setattr(self, name, Linear8(linear, form))
+        self.norm1.form = self.norm2.form = form
 
     def attend(self, x_BND: Tensor, qkv: QKV, causal: bool, norm: Norm | None = None) -> Rows:
         """The rest of the block, given the rows' queries, keys and values."""
@@ -113,6 +128,7 @@ class Block(nn.Module):
         That is 2 R H D multiplications a token instead of 2 D².
         """
         x_BND, y_BND = rows.x_BND, self.normed(rows)
+        assert isinstance(y_BND, Tensor)
         B, N, D = x_BND.shape
         R, H = rows_BR.shape[1], self.heads
         b_B1 = torch.arange(B, device=x_BND.device)[:, None]
@@ -207,21 +223,26 @@ class Tower(nn.Module):
         self.head = head
         self.causal = causal
         self.starts = starts
+        self.form: torch.dtype | None = None
         self.requires_grad_(False).eval()
 
-    def place(self, device: torch.device, dtype: torch.dtype) -> "Tower":
-        """Move to a device and compute in a number format.
+    def place(self, device: torch.device, dtype: torch.dtype, form: torch.dtype | None = None) -> "Tower":
+        """Move to a device and compute in a number format; the large products of all but the last block in 8 bits.
 
         In half precision on the CPU, rows between blocks stay in float32: there it costs next to nothing, and a few
         answers in a thousand change instead of a few in a hundred. On CUDA it would cost a tenth of the time.
         """
         rows = torch.float32 if device.type == "cpu" else dtype
         self.to(device=device, dtype=rows)
+        for block in self.blocks[: self.full]:
+            assert isinstance(block, Block)
+            block.in_eight(form)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 module.to(dtype)
             if isinstance(module, Norm):
-                module.result = dtype if dtype != rows else None
+                module.result = dtype if dtype != rows and module.form is None else None
+        self.form = form
         if isinstance(self.embed, ImageEmbedding):
             if isinstance(self.embed.norm, Norm):
                 self.embed.norm.result = None
@@ -341,6 +362,18 @@ class Refinement:
         part.x_BND, part.rows_B, part.roomy_BMD = (each[chosen_b] for each in (self.x_BND, self.rows_B, self.roomy_BMD))
         part.qkv = _each(self.qkv, lambda each_BHMd: each_BHMd[chosen_b])
         return part
+
+    def tensors(self) -> list[Tensor]:
+        """What `over` makes it of again: rows, and queries, keys and values of the first block, room included."""
+        return [self.roomy_BMD, *(self.qkv or ())]
+
+    def over(self, tensors: Sequence[Tensor]) -> "Refinement":
+        """The same over other sequences, read at their first row."""
+        other, (roomy_BMD, *qkv) = copy(self), tensors
+        other.roomy_BMD, other.x_BND = roomy_BMD, roomy_BMD[:, self.room :]
+        other.rows_B = torch.zeros(len(roomy_BMD), dtype=torch.long, device=roomy_BMD.device)
+        other.qkv = (qkv[0], qkv[1], qkv[2]) if qkv else None
+        return other
 
     def pool(self, front_BkD: Tensor | None = None, later: Mapping[int, Tensor] | None = None) -> Tensor:
         """Pool(R_m(front ‖ x)), read at the sequence's own row, never at a front row. (B, D).

@@ -58,7 +58,7 @@ CLASS_NAMES, CLASS_LIST = _ClassNames(), _ClassNames(listed=True)
 _SHARED = {
     "device": click.option("--device", default="auto", help="cpu, cuda, cuda:1, mps or auto."),
     "dtype": click.option(
-        "--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32",
+        "--dtype", type=click.Choice(["float32", "bfloat16", "float16", "float8", "int8"]), default="float32",
         help="What the frozen towers compute in.",
     ),
     "workers": click.option("--workers", type=NATURAL, default=0, help="Processes that decode images."),

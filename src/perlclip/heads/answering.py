@@ -14,7 +14,7 @@ from perlclip.backbone import Images
 from perlclip.heads.head import Head, features
 from perlclip.methods.base import ClassState, Method, full_precision
 from perlclip.text.classes import class_keys
-from perlclip.thinking.policy import Answer, Plan, image_trajectory, require_steps
+from perlclip.thinking.policy import Answer, Plan, Stages, image_trajectory, require_steps
 
 
 class Answering:
@@ -75,9 +75,13 @@ class Answering:
         """The same from a trajectory and embeddings of PERL's, whose step 0 is zero-shot CLIP."""
         return logits_KBC if self.head is None else self._finish(logits_KBC, self._features(v_KBE), v_KBE[0])
 
+    def stages(self, compile: str = "off") -> Stages:
+        """What `Plan.answer` goes through with images, each stage as a graph where `compile` is on."""
+        return Stages(require_steps(self.method), self.state, self._stopped if self.head else None, compile)
+
     def answer(self, plan: Plan, images: Images) -> Answer:
         """Each image after as many steps as the plan has it take."""
-        return plan.answer(images, self.state, self._stopped if self.head else None)
+        return plan.answer(images, self.stages())
 
     def image_trajectory(self, v_KBE: Tensor) -> Tensor:
         """What is answered if images with these embeddings stop after each step, as adaptive thinking has them."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from perlclip.adapters.folder import MESSAGE, Adapter, load_adapter
 from perlclip.backbone import Backbone, Images
-from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size
 from perlclip.data.decoding import check_on_error
 from perlclip.data.images import Unreadable, as_source, is_image, read_image, try_image
 from perlclip.data.loading import Lost, fixed_views
@@ -170,6 +171,7 @@ class Classifier:
         self.answering = answering = Answering(method, self._state, kept)
         self._compiled = Compiled(lambda pixels: [answering.logits(pixels)], method.backbone.device, compile)
         self._compiled_both = Compiled(self._both, method.backbone.device, compile)
+        self._stages = answering.stages(compile) if isinstance(method, Perl) else None
         self._encoded: Tensor | None = None  # what was recorded reads these class embeddings
         self._lock = Lock()  # a graph's input and output are one place for all threads
 
@@ -196,7 +198,7 @@ class Classifier:
         more = f", … and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         rows = [
             ("method", f"{self.method.name} on {self.method.backbone.name}"),
-            ("device", f"{self.method.backbone.device}, {str(self.method.backbone.dtype).removeprefix('torch.')}"),
+            ("device", f"{self.method.backbone.device}, {self.method.backbone.dtype_name}"),
             (f"{len(names)} classes", ", ".join(names[:SHOWN]) + more),
             ("prompt", self.template),
             ("head", "yes" if self.answering.head else "no"),
@@ -211,7 +213,8 @@ class Classifier:
     @property
     def compile_seconds(self) -> float:
         """What recording CUDA graphs has cost so far."""
-        return self._compiled.seconds + self._compiled_both.seconds
+        adaptive = self._stages.seconds if self._stages else 0.0
+        return self._compiled.seconds + self._compiled_both.seconds + adaptive
 
     @property
     def temperature(self) -> float:
@@ -580,11 +583,15 @@ class Classifier:
                 self._encoded = encoded
                 self._compiled.forget()
                 self._compiled_both.forget()
+                if self._stages:
+                    self._stages.forget()
         if plan is None:
             logits_BC, *rest = self._made(pixels, embedded)
             return logits_BC, [self.method.image_steps] * len(pixels), rest[0] if rest else None
         images = self.method.frozen(pixels)
-        answer = self.answering.answer(plan, images)
+        assert self._stages is not None
+        with self._lock if self._compiled.on else nullcontext():
+            answer = plan.answer(images, self._stages if self._compiled.on else self.answering.stages())
         v_BE = self.method.backbone.encode_image(images) if embedded else None
         return answer.logits_BC, answer.steps_B.tolist(), v_BE
 
@@ -593,7 +600,6 @@ class Classifier:
         count, compiled = len(pixels), self._compiled_both if embedded else self._compiled
         if not compiled.on or count > SMALL:
             return self._both(pixels) if embedded else [self.answering.logits(pixels)]
-        size = 1 << (count - 1).bit_length()  # a graph for each power of two, not for each number
-        padded = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, size - count))
+        padded = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, graph_size(count) - count))
         with self._lock:
             return [made[:count].clone() for made in compiled(padded)]

@@ -227,12 +227,13 @@ def evaluate(
     texts = _Collected(trust.calibration.of(novel=new, head=False) if trust else 1.0)  # from the same look
     look = Compiled(lambda pixels: list(answering.both(pixels)), backbone.device, compile, after=3)
     look.on &= batch_size <= SMALL and cache.cache.limit == 0  # a graph cannot take what is kept
+    stages = answering.stages(compile if cache.cache.limit == 0 else "off") if plan is not None else None
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
         for images in cache.batches(test_set, backbone, batch_size, workers, lost):
             if not len(images):
                 continue
-            if plan is not None:
-                answer = answering.answer(plan, images)
+            if plan is not None and stages is not None:
+                answer = plan.answer(images, stages)
                 given.add(answer.logits_BC[None], answer.steps_B)
             else:
                 logits_KBC, texts_KBC = look(images.pixels) if look.on else answering.both(images)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.backbone import Backbone, FrozenImages
-from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size
 from perlclip.errors import PerlclipError
 from perlclip.inference.classifier import AnswerForm, Classifier, Prediction
 from perlclip.methods.perl import Perl, RowThink, Shape, Thinking, begin_thinking
@@ -185,7 +185,7 @@ class Engine:
         compiled = self._recorded.get((shape, steps))
         if compiled is None or not compiled.on:
             return None
-        more = (1 << (len(rows) - 1).bit_length()) - len(rows)  # a graph for each power of two, not for each number
+        more = graph_size(len(rows)) - len(rows)
         w_BnP = F.pad(_projectors(rows), (0, 0, 0, 0, 0, more))
         if images > 1:
             pixels, image_B = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, more)), [*image_B, *range(images, images + more)]

@@ -32,7 +32,7 @@ class Features:
     """Unit embeddings of a project's images, as far as they are there; added in batches, written now and then."""
 
     def __init__(self, folder: Path, backbone: Backbone, keys: Sequence[str]) -> None:
-        kind = str(backbone.dtype).removeprefix("torch.")
+        kind = backbone.dtype_name
         self.folder, self.keys = folder / f"features-{backbone.fingerprint[:16]}-{kind}", keys
         self.v_NE = torch.zeros(len(keys), backbone.embed_dim)
         self.have_N = torch.zeros(len(keys), dtype=torch.bool)

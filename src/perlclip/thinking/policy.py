@@ -15,17 +15,19 @@ Shapes: K stands for the steps 0..K, B images, b those that still think, C class
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from perlclip.backbone import Images
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, Work, graph_size
 from perlclip.errors import PerlclipError
 from perlclip.methods.base import ClassState, Method
-from perlclip.methods.perl import Perl
+from perlclip.methods.perl import Perl, Thinking
 from perlclip.thinking.limits import Limit
 
 Steps = int | Literal["adaptive"] | None
@@ -108,6 +110,100 @@ class Answer:
     steps_B: Tensor
 
 
+class Stages:
+    """PERL's way through a batch cut between its steps, where images may leave; each stage a function of tensors alone.
+
+    So that on CUDA the stages are recorded as graphs and replayed (`compile`), each for a few sizes. `finish` makes an
+    adapter's answer of the method's. One batch at a time.
+    """
+
+    def __init__(self, method: Perl, state: ClassState, finish: Finish | None = None, compile: str = "off") -> None:
+        self.method, self.state, self.finish = method, state, finish
+        self._first = Compiled(self._begin, method.backbone.device, compile)
+        self._next = Compiled(self._step, method.backbone.device, compile)
+        self._like: Thinking | None = None  # of which those of other tensors are copies
+
+    @property
+    def seconds(self) -> float:
+        """What recording has cost so far."""
+        return self._first.seconds + self._next.seconds
+
+    def forget(self) -> None:
+        """What was recorded holds no longer."""
+        self._first.forget()
+        self._next.forget()
+
+    def begin(self, images: Images) -> "Stage":
+        """After step 0."""
+        count = len(images)
+        if not self._first.on or count > SMALL:
+            return Stage(self, list(self._begin(images)), count)
+        frozen = self.method.frozen(images)
+        pixels = F.pad(frozen.pixels, (0, 0, 0, 0, 0, 0, 0, graph_size(count, coarse=True) - count))
+        stage = Stage(self, list(self._first(pixels)), count)
+        frozen.pooled_BD = stage.h_BD[:count].clone()
+        return stage
+
+    def work(self, count: int) -> Work:
+        """A step of so many images, recorded or not."""
+        return self._next if self._next.on and count <= SMALL else self._step
+
+    def _begin(self, images: Images) -> list[Tensor]:
+        thinking, depths = self.method.begin(images), self.method.config.depths("vision")
+        refined = thinking.refinement.tensors()
+        none = [each[:0].clone() for each in refined]  # the batch itself is not kept
+        self._like = replace(thinking, refinement=thinking.refinement.over(none), h_BD=thinking.h_BD[:0].clone())
+        v_1BE = self.method.backbone.vision.project(thinking.h_BD)[None]
+        z_0jBD = thinking.h_BD.new_empty(0, len(depths), *thinking.h_BD.shape, dtype=torch.float32)
+        now_BC, settled_B = self._judge(v_1BE, None)
+        return [now_BC, settled_B, v_1BE, z_0jBD, thinking.h_BD, *refined]
+
+    def _step(self, before_BC: Tensor, v_kBE: Tensor, z_kjBD: Tensor, h_BD: Tensor, *refined: Tensor) -> list[Tensor]:
+        assert self._like is not None
+        thoughts = tuple(tuple(z_jBD) for z_jBD in z_kjBD)
+        refinement = self._like.refinement.over(refined)
+        thinking = replace(self._like, refinement=refinement, h_BD=h_BD, thoughts=thoughts).step()
+        v_kBE = torch.cat([v_kBE, self.method.backbone.vision.project(thinking.h_BD)[None]])
+        now_BC, settled_B = self._judge(v_kBE, before_BC)
+        z_kjBD = torch.stack([torch.stack(step) for step in thinking.thoughts])
+        return [now_BC, settled_B, v_kBE, z_kjBD, thinking.h_BD]
+
+    def _judge(self, v_kBE: Tensor, before_BC: Tensor | None) -> tuple[Tensor, Tensor]:
+        t_KCE = self.method.class_embedding_steps(self.state)
+        now_BC = answered(self.method, list(v_kBE), t_KCE, self.finish)
+        return now_BC, settled(now_BC, before_BC)
+
+
+@dataclass
+class Stage:
+    """A batch after some step; of its rows, `count` are images. The next stage may overwrite it."""
+
+    stages: Stages
+    tensors: list[Tensor]  # what `_begin` gives
+    count: int
+
+    @property
+    def h_BD(self) -> Tensor:
+        """The last pooled state."""
+        return self.tensors[4]
+
+    def answers(self) -> tuple[Tensor, Tensor]:
+        """Logits, and how settled each is: (b, C), (b,)."""
+        return self.tensors[0][: self.count], self.tensors[1][: self.count]
+
+    def step(self, going_b: Tensor) -> "Stage":
+        """A step further, with these images alone."""
+        now_BC, _, v_kBE, z_kjBD, h_BD, *refined = self.tensors
+        count, work = len(going_b), self.stages.work(len(going_b))
+        if isinstance(work, Compiled):
+            going_b = F.pad(going_b, (0, graph_size(count, coarse=True) - count))  # with the first once more
+        if len(going_b) < len(now_BC) or count < self.count:
+            now_BC, h_BD, *refined = (each[going_b] for each in (now_BC, h_BD, *refined))
+            v_kBE, z_kjBD = v_kBE[:, going_b], z_kjBD[:, :, going_b]
+        made = work(now_BC, v_kBE, z_kjBD, h_BD, *refined)
+        return Stage(self.stages, [*made, *refined], count)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """How far images think: at most `steps` steps, until the policy has enough, or until a limit says no.
@@ -120,20 +216,16 @@ class Plan:
     policy: Policy = ALL_STEPS
     limits: Sequence[Limit] = ()
 
-    def answer(self, images: Images, state: ClassState, finish: Finish | None = None) -> Answer:
+    def answer(self, images: Images, stages: Stages) -> Answer:
         """Answer a batch of images; what is done is no part of the next step."""
-        method = self.method
-        t_KCE = method.class_embedding_steps(state)
         for limit in self.limits:
             limit.begin(len(images))
-        thinking, project = method.begin(images), method.backbone.vision.project
-        v = [project(thinking.h_BD)]  # of each step, of the images that still think
-        logits_BC = answered(method, v, t_KCE, finish)
+        stage = stages.begin(images)
+        now_bC, settled_b = stage.answers()
+        logits_BC = now_bC.clone()
         place_b = torch.arange(len(images), device=images.device)
         steps_B = torch.zeros_like(place_b)
-        now_bC, before_bC = logits_BC.clone(), None
         for k in range(self.steps + 1):
-            settled_b = settled(now_bC, before_bC)
             going_b = (~self.policy.done(settled_b, k)).nonzero()[:, 0]  # waits for the device
             for limit in self.limits:
                 limit.made(len(now_bC), k)
@@ -144,12 +236,8 @@ class Plan:
                 break
             if allowed < len(going_b):
                 going_b = going_b[settled_b[going_b].argsort(stable=True)[:allowed]]
-            if len(going_b) < len(now_bC):
-                thinking, place_b, now_bC = thinking.of(going_b), place_b[going_b], now_bC[going_b]
-                v = [v_bE[going_b] for v_bE in v]
-            thinking = thinking.step()
-            v.append(project(thinking.h_BD))
-            before_bC, now_bC = now_bC, answered(method, v, t_KCE, finish)
+            place_b, stage = place_b[going_b], stage.step(going_b)
+            now_bC, settled_b = stage.answers()
             logits_BC[place_b], steps_B[place_b] = now_bC, k + 1
         return Answer(logits_BC, steps_B)
 

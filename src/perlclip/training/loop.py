@@ -235,7 +235,7 @@ def _describe(method: Method, train_set: ImageSet, seed: int, recipe: Recipe | N
         "config": config_dict(method),
         "recipe": asdict(recipe) if recipe else None,
         "seed": seed,
-        "dtype": str(backbone.dtype).removeprefix("torch."),
+        "dtype": backbone.dtype_name,
         "backbone": backbone.fingerprint,
         "data": train_set.fingerprint(),
         "images": len(train_set),

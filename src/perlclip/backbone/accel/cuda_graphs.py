@@ -18,7 +18,8 @@ from torch import Tensor
 from perlclip.errors import PerlclipError, first_line, unknown_name
 
 MODES = ("auto", "on", "off")
-SMALL = 64  # images: a larger batch keeps the card busy while the next kernels are launched
+SMALL = 256  # images: a larger batch keeps the card busy while the next kernels are launched
+FINE = 64  # images from which on sizes are multiples of a quarter of that, or of all of it, and no powers of two
 WARM_UPS = 2  # runs before recording, in which libraries choose their kernels
 Work = Callable[..., Sequence[Tensor]]
 
@@ -42,10 +43,21 @@ def _record() -> Iterator[None]:
         torch.cuda.set_stream(here)  # which a recording that fails does not see to
 
 
-class Recorded:
-    """A function of tensors as a CUDA graph. What it returns is overwritten by the next call."""
+def graph_size(count: int, *, coarse: bool = False) -> int:
+    """Images of the graph that takes so many: there are graphs for few sizes, the rest of a batch is padding."""
+    if count <= FINE:
+        return 1 << (count - 1).bit_length()
+    step = FINE if coarse else FINE // 4
+    return -(-count // step) * step
 
-    def __init__(self, work: Work, inputs: Sequence[Tensor]) -> None:
+
+class Recorded:
+    """A function of tensors as a CUDA graph. What it returns is overwritten by the next call.
+
+    Graphs that are replayed one after the other may share a `pool`: the memory of what each of them makes meanwhile.
+    """
+
+    def __init__(self, work: Work, inputs: Sequence[Tensor], pool: Any = None) -> None:
         with torch.inference_mode(False):  # they are written to from wherever it is called
             self.inputs = [tensor.clone() for tensor in inputs]
         gc.collect()  # what is left of earlier backward passes would tie the recording to their stream
@@ -53,8 +65,9 @@ class Recorded:
             self._warm_up(work)
             self.graph = torch.cuda.CUDAGraph()
             # Other threads, those that pin the next batch, may go on meanwhile.
-            with torch.cuda.graph(self.graph, stream=_stream(None), capture_error_mode="thread_local"):
+            with torch.cuda.graph(self.graph, pool, stream=_stream(None), capture_error_mode="thread_local"):
                 self.outputs = work(*self.inputs)
+            self.pool = self.graph.pool()
 
     def _warm_up(self, work: Work) -> None:
         here, side = torch.cuda.current_stream(), _stream(None)
@@ -85,6 +98,7 @@ class Compiled:
         self.work, self.after = work, after
         self.on = is_on(mode, device)
         self.seconds = 0.0
+        self._pool: Any = None
         self._calls: Counter[Any] = Counter()
         self._recorded: dict[Any, Recorded | Work] = {}
 
@@ -103,7 +117,9 @@ class Compiled:
 
     def _record(self, inputs: Sequence[Tensor]) -> "Recorded | Work":
         try:
-            return Recorded(self.work, inputs)
+            recorded = Recorded(self.work, inputs, self._pool)
+            self._pool = recorded.pool
+            return recorded
         except PerlclipError:
             raise
         except Exception as error:  # CUDA's, Triton's, or the work's own, which it will then raise again

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone.accel.cuda_graphs import recording
+from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8
 from perlclip.errors import first_line
 
 LARGE = 2**23  # numbers: 10,000 rows of ViT-B/16
 TILES = 4096  # rows from which on our matrix product beats cuBLAS' with an activation behind it
 
 
-def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """x + a, and its norm."""
+def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor | Rows8]:
+    """x + a, and its norm; for a product of float8 in that, where there is a kernel for it."""
     train = wants_gradient(x, a)
+    if getattr(norm, "form", None) == FLOAT8 and not torch.is_grad_enabled() and has_kernel("eight", x):
+        from perlclip.backbone.accel import kernels
+
+        return kernels.add_norm8(x, a, norm)
     if has_kernel("add_norm_training" if train else "add_norm", x) and not (train and norm.weight.requires_grad):
         from perlclip.backbone.accel import kernels
 
@@ -33,8 +38,13 @@ def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     return total, norm(total)
 
 
-def linear_silu(y: Tensor, linear: nn.Linear) -> Tensor:
+def linear_silu(y: Tensor | Rows8, linear: nn.Linear) -> Tensor | Rows8:
     """silu(W y + b)."""
+    if isinstance(y, Rows8):
+        assert isinstance(linear, Linear8)
+        from perlclip.backbone.accel import kernels
+
+        return kernels.linear_silu8(y, linear)
     if not wants_gradient(y) and y.numel() >= TILES * y.shape[-1] and has_kernel("linear_silu", y):
         from perlclip.backbone.accel import kernels
 

@@ -1,6 +1,7 @@
 """Triton kernels behind `fused.py`; imported only on CUDA, as only its builds of torch bring Triton."""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, import-not-found"
+import os
 from typing import Any
 
 import torch
@@ -8,16 +9,24 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from perlclip.backbone.accel.eight import FLOAT8, LARGEST, Linear8, Rows8
+
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:  # before Triton 3.3
     TensorDescriptor = None
 
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+LANES = 256  # numbers of a row for each warp
 TILE: dict[str, int] = dict(BM=128, BN=256, BK=64, GROUP=8, num_warps=8, num_stages=4)
+TILE8: dict[str, int] = dict(BM=128, BN=256, BK=128, GROUP=8, num_warps=8, num_stages=3)
 
 
 @triton.jit
-def _add_norm(x_ptr, a_ptr, weight_ptr, bias_ptr, sum_ptr, y_ptr, D, N, stride_b, stride_n, eps, BLOCK: tl.constexpr):
+def _add_norm(
+    x_ptr, a_ptr, weight_ptr, bias_ptr, sum_ptr, y_ptr, scale_ptr, length_ptr, D, N, stride_b, stride_n, eps,
+    BLOCK: tl.constexpr, EIGHT: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < D
@@ -31,7 +40,14 @@ def _add_norm(x_ptr, a_ptr, weight_ptr, bias_ptr, sum_ptr, y_ptr, D, N, stride_b
     scale = tl.rsqrt(tl.sum(centred * centred) / D + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y_ptr + here, (centred * scale * weight + bias).to(x.dtype), mask=inside)
+    y = centred * scale * weight + bias
+    if EIGHT:
+        most = tl.maximum(tl.max(tl.abs(y)), 1e-12)
+        tl.store(y_ptr + here, (y * (448.0 / most)).to(tl.float8e4nv), mask=inside)
+        tl.store(scale_ptr + row, most / 448.0)
+        tl.store(length_ptr + row, tl.sqrt(tl.sum(y * y)))
+    else:
+        tl.store(y_ptr + here, y.to(x.dtype), mask=inside)
 
 
 @triton.jit
@@ -68,25 +84,37 @@ class AddNorm(torch.autograd.Function):
         with torch.cuda.device(total.device):
             _add_norm_backward[(total.numel() // D,)](
                 total, norm.weight, d_total.contiguous(), d_y.contiguous(), out, D, norm.eps,
-                BLOCK=block, num_warps=max(1, block // 256),
+                BLOCK=block, num_warps=max(1, block // LANES),
             )  # fmt: skip
         return out, out, None
 
 
 def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
     """x + a and its norm, a row a program; x may be a part of longer sequences."""
-    D = x.shape[-1]
+    total, y, _, _ = _sum_and_norm(x, a, norm, a.dtype)
+    return total, y
+
+
+def add_norm8(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Rows8]:
+    """The same, and the norm's rows in float8."""
+    total, y, scale, length = _sum_and_norm(x, a, norm, FLOAT8)
+    return total, Rows8(y, scale, length)
+
+
+def _sum_and_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm, form: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    D, eight = x.shape[-1], form == FLOAT8
     if x.ndim != 3 or x.stride(-1) != 1:
         x = x.reshape(1, -1, D)
     total = torch.empty(a.shape, dtype=a.dtype, device=a.device)
-    y = torch.empty_like(total)
+    y = torch.empty_like(total, dtype=form)
+    scale, length = torch.empty(2, *a.shape[:-1], dtype=torch.float32, device=a.device) if eight else (total, total)
     block = triton.next_power_of_2(D)
     with torch.cuda.device(x.device):
         _add_norm[(a.numel() // D,)](
-            x, a.contiguous(), norm.weight, norm.bias, total, y, D, x.shape[1], x.stride(0), x.stride(1), norm.eps,
-            BLOCK=block, num_warps=max(1, block // 256),
+            x, a.contiguous(), norm.weight, norm.bias, total, y, scale, length, D, x.shape[1], x.stride(0),
+            x.stride(1), norm.eps, BLOCK=block, EIGHT=eight, num_warps=max(1, block // LANES),
         )  # fmt: skip
-    return total, y
+    return total, y, scale, length
 
 
 @triton.jit
@@ -137,6 +165,100 @@ def linear_silu(y: Tensor, linear: nn.Linear) -> Tensor:
     return out_MN.view(*y.shape[:-1], N)
 
 
+@triton.jit
+def _tanh(x):
+    """To eleven bits, which is more than float8 has; two numbers by one instruction, as a card makes few of them."""
+    if INTERPRETED:
+        return 2 * tl.sigmoid(2 * x) - 1
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 two;
+        .reg .b16 low, high;
+        cvt.rn.f16x2.f32 two, $3, $2;
+        tanh.approx.f16x2 two, two;
+        mov.b32 {low, high}, two;
+        cvt.f32.f16 $0, low;
+        cvt.f32.f16 $1, high;
+        }""",
+        "=f,=f,f,f", [x], dtype=tl.float32, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _linear8(
+    y_desc, w_desc, row_ptr, column_ptr, bias_ptr, out_desc, out_scale_ptr, M, N, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+    SILU: tl.constexpr,
+):  # fmt: skip
+    """As `_linear_silu`, of float8; with SILU the result is float8, too, by the rows' scales in `out_scale_ptr`."""
+    tiles_m, tiles_n = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
+        first = tile // (GROUP * tiles_n) * GROUP
+        rows = min(tiles_m - first, GROUP)
+        m = (first + tile % (GROUP * tiles_n) % rows) * BM
+        n = tile % (GROUP * tiles_n) // rows * BN
+        total = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):  # what lies outside is read as 0 and not written
+            total = tl.dot(y_desc.load([m, k]), w_desc.load([n, k]).T, total)
+        row, column = m + tl.arange(0, BM), n + tl.arange(0, BN)
+        total *= tl.load(row_ptr + row, mask=row < M, other=0.0)[:, None]
+        total *= tl.load(column_ptr + column, mask=column < N, other=0.0)[None, :]
+        total += tl.load(bias_ptr + column, mask=column < N, other=0.0)[None, :].to(tl.float32)
+        if SILU:
+            into = 0.5 / tl.load(out_scale_ptr + row, mask=row < M, other=1.0)
+            total = (total + total * _tanh(0.5 * total)) * into[:, None]  # silu(x) = x (1 + tanh(x / 2)) / 2
+            left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
+            out_desc.store([m, n], left.to(tl.float8e4nv))
+            out_desc.store([m, n + BN // 2], right.to(tl.float8e4nv))
+        else:
+            left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
+            out_desc.store([m, n], left.to(bias_ptr.dtype.element_ty))
+            out_desc.store([m, n + BN // 2], right.to(bias_ptr.dtype.element_ty))
+
+
+def can_multiply8(linear: Linear8) -> bool:
+    """Whether `linear8` takes this layer: rows that the copy engine can read, and a card that has one."""
+    hopper = torch.version.hip is None and torch.cuda.get_device_capability(linear.weight.device) >= (9, 0)
+    aligned = linear.in_features % 16 == linear.out_features % 16 == 0
+    return TensorDescriptor is not None and hopper and aligned and linear.bias is not None
+
+
+def linear8(y: Rows8, linear: Linear8) -> Tensor:
+    """W y + b of rows in float8."""
+    out = torch.empty(*y.shape[:-1], linear.out_features, dtype=linear.weight.dtype, device=y.values.device)
+    _multiply8(y, linear, out, None)
+    return out
+
+
+def linear_silu8(y: Rows8, linear: Linear8) -> Rows8:
+    """silu(W y + b) of rows in float8, in float8.
+
+    A row's scale must be known before its numbers are: it comes from what they can be at most, some eight times what
+    they are, which costs a format with an exponent nothing.
+    """
+    assert y.length is not None
+    scale = linear.bound(y.length) / LARGEST[FLOAT8]
+    out = torch.empty(*y.shape[:-1], linear.out_features, dtype=FLOAT8, device=y.values.device)
+    _multiply8(y, linear, out, scale)
+    return Rows8(out, scale)
+
+
+def _multiply8(y: Rows8, linear: Linear8, out: Tensor, scale: Tensor | None) -> None:
+    y_MK, out_MN, weight = y.values.flatten(0, -2), out.flatten(0, -2), linear.weight8
+    (M, K), N = y_MK.shape, linear.out_features
+    BM, BN, BK = TILE8["BM"], TILE8["BN"], TILE8["BK"]
+    programs = torch.cuda.get_device_properties(y_MK.device).multi_processor_count
+    with torch.cuda.device(y_MK.device):
+        _linear8[(programs,)](
+            TensorDescriptor.from_tensor(y_MK, [BM, BK]),
+            TensorDescriptor.from_tensor(weight.values, [BN, BK]),
+            y.scale, weight.scale, linear.bias,
+            TensorDescriptor.from_tensor(out_MN, [BM, BN // 2]),
+            weight.scale if scale is None else scale,
+            M, N, K, PROGRAMS=programs, SILU=scale is not None, **TILE8,
+        )  # fmt: skip
+
+
 def _probe_add_norm(device: torch.device) -> None:
     x = torch.ones(1, 1, 16, device=device, dtype=torch.bfloat16)
     add_norm(x, x, nn.LayerNorm(16, device=device, dtype=torch.bfloat16))
@@ -155,5 +277,19 @@ def _probe_linear(device: torch.device) -> None:
         linear_silu(torch.ones(TILE["BM"], TILE["BK"], device=device, dtype=torch.bfloat16), linear)
 
 
+def _probe_eight(device: torch.device) -> None:
+    x = torch.ones(1, 16, 64, device=device, dtype=torch.bfloat16)
+    norm = nn.LayerNorm(64, device=device, dtype=torch.bfloat16)
+    linear = Linear8(nn.Linear(64, 64, device=device, dtype=torch.bfloat16).requires_grad_(False), FLOAT8)
+    if not can_multiply8(linear):
+        raise ValueError("the card has no copy engine")
+    linear8(linear_silu8(add_norm8(x, x, norm)[1], linear), linear)
+
+
 # One small use of each kernel, to see that it compiles and runs on a card.
-PROBES = {"add_norm": _probe_add_norm, "add_norm_training": _probe_training, "linear_silu": _probe_linear}
+PROBES = {
+    "add_norm": _probe_add_norm,
+    "add_norm_training": _probe_training,
+    "linear_silu": _probe_linear,
+    "eight": _probe_eight,
+}

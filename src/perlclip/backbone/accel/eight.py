@@ -1,0 +1,90 @@
+"""Matrix products of numbers of 8 bits: weights are rounded once, with a scale for each output, rows when they come.
+
+`float8` (e4m3) is for CUDA from Hopper on, `int8` for CPUs. Only the image tower's large products are made so, and only
+where nobody asks for gradients: `Linear8` keeps the layer as it was for the rest. Norms, softmax, residual rows, the
+last block and the texts are in more bits.
+
+    W ≈ scale_N · W8,   y ≈ scale_M · y8,   W y + b ≈ scale_M scale_N (W8 y8) + b
+
+A row of float8 comes from the kernel that made it (`fused.add_norm`, `fused.linear_silu`); other rows are few and are
+multiplied as they are. Rows of int8 are made here.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
+LARGEST = {FLOAT8: 448.0, INT8: 127.0}
+SLACK = 1 + 2**-4  # by which a rounded row may be longer than it was
+
+
+@dataclass(frozen=True)
+class Rows8:
+    """Rows of 8 bits a number, the scale of each, and its length before it was rounded."""
+
+    values: Tensor  # (..., D)
+    scale: Tensor  # (...), float32
+    length: Tensor | None = None  # (...), float32
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the rows."""
+        return self.values.shape
+
+    def wide(self) -> Tensor:
+        """As float32 again."""
+        return self.values.float() * self.scale[..., None]
+
+
+def rounded(x: Tensor, form: torch.dtype) -> Rows8:
+    """The nearest numbers of 8 bits to each row's, where its largest is the largest there is."""
+    x = x.float()
+    scale = x.abs().amax(-1, keepdim=True).clamp_(min=1e-12).div_(LARGEST[form])
+    values = x / scale
+    return Rows8((values.round_() if form == INT8 else values).to(form), scale[..., 0])
+
+
+class Linear8(nn.Linear):
+    """A frozen layer whose product is one of 8 bits, where it is asked for rows of those or makes them itself."""
+
+    def __init__(self, linear: nn.Linear, form: torch.dtype) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.form = form
+        self.weight8 = rounded(linear.weight.detach(), form)
+        wide = self.weight8.wide()
+        self.longest = float(wide.norm(dim=-1).max())  # no output is larger than this times the length of a row,
+        self.most_bias = 0.0 if self.bias is None else float(self.bias.detach().abs().max())  # plus this
+
+    def forward(self, x: Tensor | Rows8) -> Tensor:
+        """W x + b, in the number format of the weights before they were rounded."""
+        if isinstance(x, Rows8):
+            return multiply(x, self)
+        if torch.is_grad_enabled() or self.form == FLOAT8:
+            return super().forward(x)
+        return multiply(rounded(x, self.form), self)
+
+    def bound(self, length: Tensor) -> Tensor:
+        """What no number of W x + b is above, whatever x of this length (Cauchy and Schwarz)."""
+        return length * (SLACK * self.longest) + self.most_bias
+
+
+def multiply(rows: Rows8, linear: Linear8) -> Tensor:
+    """W y + b of rows of 8 bits."""
+    y_MK = rows.values.flatten(0, -2)
+    scale_M1, weight = rows.scale.reshape(-1, 1), linear.weight8
+    if y_MK.is_cuda:
+        out_MN = torch._scaled_mm(
+            y_MK, weight.values.t(), scale_M1, weight.scale[None], bias=linear.bias, out_dtype=linear.weight.dtype,
+            use_fast_accum=True,
+        )  # fmt: skip
+    elif linear.form == INT8:
+        out_MN = torch._int_mm(y_MK, weight.values.t()).float().mul_(scale_M1).mul_(weight.scale)
+        out_MN = (out_MN if linear.bias is None else out_MN.add_(linear.bias)).to(linear.weight.dtype)
+    else:
+        wide_MN = F.linear(y_MK.float() * scale_M1, weight.wide())
+        out_MN = (wide_MN if linear.bias is None else wide_MN + linear.bias.float()).to(linear.weight.dtype)
+    return out_MN.view(*rows.shape[:-1], -1)

@@ -1,0 +1,70 @@
+"""Products of 8 bits: how near they are, who makes them, and where they are refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import perlclip
+from perlclip import PerlclipError
+from perlclip.backbone.accel.eight import FLOAT8, INT8, Linear8, multiply, rounded
+from perlclip.backbone.base import require_format
+from tests.common import random_pixels
+
+
+@pytest.mark.parametrize(("form", "near"), [(INT8, 0.015), (FLOAT8, 0.04)])
+def test_rows_and_products_are_near(form, near):
+    torch.manual_seed(0)
+    linear = nn.Linear(96, 48).requires_grad_(False)
+    eight = Linear8(linear, form)
+    x = torch.randn(3, 7, 96) * torch.logspace(-3, 3, 7)[:, None]  # each row by its own scale
+    x[0, 0] = 0
+    rows = rounded(x, form)
+    assert rows.values.dtype == form and rows.shape == x.shape
+    assert ((rows.wide() - x).norm(dim=-1) <= near * x.norm(dim=-1)).all()
+    found, wanted = multiply(rows, eight), linear(x)
+    assert ((found - wanted).norm(dim=-1) <= 2 * near * (wanted - linear.bias).norm(dim=-1) + 1e-6).all()
+    exact = F.linear(rows.wide(), eight.weight8.wide(), linear.bias)
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_no_output_is_above_the_bound():
+    linear = Linear8(nn.Linear(64, 256).requires_grad_(False), FLOAT8)
+    worst = linear.weight8.wide()[linear.weight8.wide().norm(dim=-1).argmax()]  # the row that comes nearest
+    x = torch.stack([worst, -worst, torch.randn(64)])
+    assert (multiply(rounded(x, FLOAT8), linear).abs().amax(-1) <= linear.bound(x.norm(dim=-1))).all()
+
+
+@pytest.fixture(scope="module")
+def eight():
+    return perlclip.load_backbone("tiny", dtype="int8")
+
+
+def test_int8_answers_as_float32_does(tiny, eight):
+    assert (eight.dtype, eight.dtype_name, tiny.dtype_name) == (torch.int8, "int8", "float32")
+    assert eight.fingerprint == tiny.fingerprint
+    kinds = [[type(getattr(block, name)) for name in ("qkv", "out", "fc1", "fc2")] for block in eight.vision.blocks]
+    assert kinds[:-1] == [[Linear8] * 4] * 11 and kinds[-1] == [nn.Linear] * 4, "the last block is read at one row"
+    assert not any(isinstance(module, Linear8) for module in eight.text.modules())
+    pixels = random_pixels(tiny, 3)
+    with torch.no_grad():
+        cosines = F.cosine_similarity(tiny.encode_image(pixels), eight.encode_image(pixels))
+    assert cosines.min() > 0.995
+    assert torch.equal(eight.to("cpu").encode_image(pixels), eight.encode_image(pixels))
+
+
+def test_training_does_not_round(eight):
+    block = eight.vision.blocks[3]
+    plain = nn.Linear(block.fc1.in_features, block.fc1.out_features, dtype=torch.bfloat16)
+    plain.weight, plain.bias = block.fc1.weight, block.fc1.bias
+    x = torch.randn(2, block.fc1.in_features, dtype=torch.bfloat16, requires_grad=True)
+    assert torch.equal(block.fc1(x), plain(x))
+    with torch.no_grad():
+        assert not torch.equal(block.fc1(x), plain(x))
+
+
+def test_formats_are_for_their_devices():
+    with pytest.raises(PerlclipError, match="'float8' needs an NVIDIA card from Hopper on"):
+        perlclip.load_backbone("tiny", device="cpu", dtype="float8")
+    with pytest.raises(PerlclipError, match="'int8' is for the CPU, not cuda"):
+        require_format(INT8, torch.device("cuda"))
