@@ -280,9 +280,10 @@ class Bench:
                 right[dtype] += int((found_B == labels_B).sum())
             total += len(test)
         for dtype, count in same.items():
+            now, before = (100 * right[each] / total for each in (dtype, "float32"))
             self.say(
                 f"{dtype} gives float32's answer on {100 * count / total:.2f} % of {total} images of {len(names)} "
-                f"sets, and {100 * right[dtype] / total:.2f} % right answers instead of {100 * right['float32'] / total:.2f}"
+                f"sets; {now:.2f} % are right instead of {before:.2f}"
             )
 
     @torch.no_grad()

@@ -59,7 +59,7 @@ _SHARED = {
     "device": click.option("--device", default="auto", help="cpu, cuda, cuda:1, mps or auto."),
     "dtype": click.option(
         "--dtype", type=click.Choice(["float32", "bfloat16", "float16", "float8", "int8"]), default="float32",
-        help="What the frozen towers compute in.",
+        help="What the frozen towers compute in; int8 is for CPUs, float8 for CUDA from Hopper on.",
     ),
     "workers": click.option("--workers", type=NATURAL, default=0, help="Processes that decode images."),
     "compile": click.option(
