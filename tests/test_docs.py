@@ -41,6 +41,7 @@ DOCUMENTS = [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").glob("*.m
 REPORT = ROOT / "docs" / "results" / "toybox" / "bench" / "report.md"
 LINKED = [*DOCUMENTS, REPORT, *sorted((ROOT / ".github").rglob("*.md")), ROOT / "tests" / "stored" / "README.md"]
 ENVIRONMENT = {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HOME", "PERLCLIP_TOKEN"}
+ENVIRONMENT |= {"LABEL_STUDIO_URL", "LABEL_STUDIO_API_KEY"}
 LINK = re.compile(r"\[([^\][]+)\](?:\(([^)\s]+)\)|\[([\w-]+)\])")
 TARGET = re.compile(r"^\[([\w-]+)\]: (\S+)$", re.M)
 
