@@ -37,7 +37,13 @@ ONLY = {("report", "bench"): "bench.store"}
 # Names that several packages share on purpose: a contract, a folder on disk, a method and its plain form.
 SHARED_FILES = {"__init__", "base", "folder", "perl"}
 # Private names of other libraries for which they have no public one.
-FOREIGN = {"_schema", "_version", "_exit"}  # torch's count of a tensor's in-place changes; leaving a process at once
+FOREIGN = {
+    "_schema",
+    "_version",
+    "_exit",
+    "_int_mm",
+    "_scaled_mm",
+}  # torch's count of a tensor's in-place changes; leaving a process at once
 
 
 @cache
