@@ -71,7 +71,7 @@ def test_label_studio_asks_and_teaches(tasks, tmp_path, monkeypatch):
 def test_fiftyone_gets_answers_and_embeddings(tree, tiny, tmp_path):
     fiftyone = pytest.importorskip("fiftyone", reason="fiftyone brings a database: docs/tools.md")
     method = perlclip.create_method("perl", tiny, seed=1)
-    perlclip.save_adapter(method, tmp_path / "adapter", class_names=["red", "green grass", "blue"])
+    perlclip.save_adapter(method, tmp_path / "adapter", class_names=["red", "green grass", "blue"], template="a {}.")
     model = example("fiftyone_model").PerlModel(tmp_path / "adapter", backbone=tiny)
     paths = [str(tree / name / "0.png") for name in ("red", "blue")]
     data = fiftyone.Dataset()

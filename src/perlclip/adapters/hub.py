@@ -125,14 +125,15 @@ def _no_more_than(limit: int, what: str) -> type[Any]:
     """A progress bar, which the client tells what came: it ends the download of a file that goes on too long."""
     from huggingface_hub.utils.tqdm import tqdm
 
-    class Counted(tqdm):  # type: ignore[type-arg]
+    class Counted(tqdm):
         came = 0.0
 
         def update(self, n: float | None = 1) -> bool | None:
             self.came += n or 0
             if self.came > limit:
                 raise PerlclipError(f"{what} is larger than the hub said: more than {limit / MIB:,.0f} MiB came")
-            return super().update(n)
+            shown: bool | None = super().update(n)
+            return shown
 
     return Counted
 
