@@ -4,9 +4,9 @@
 
 The tower is `transformers`' own in float32, one pass (zero-shot), with Linear layers of some kinds or blocks rounded:
 weights to -127..127 by column; what comes in by `row`, around zero, or with a row's own least number (`between`), or
-all rows of a batch together (`batch`), or 64 numbers of a row (`block`). `smooth` divides every channel that comes in by a
-number and multiplies the weights with it, so that no channel is much larger than others (the root of its largest number
-over 32 other photographs, by its weights). Printed: how far logits move, how many answers stay, and how many are right.
+all rows of a batch together (`batch`), or 64 numbers of a row (`block`). `smooth` divides every channel that comes in
+by a number and multiplies the weights with it, so that no channel is much larger than others (the root of its largest
+number over 32 other photographs, by its weights). Printed: how far logits move, how many answers stay, and are right.
 """
 
 import argparse

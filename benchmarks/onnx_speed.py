@@ -130,9 +130,10 @@ def main() -> None:
         loaded = load_all(saved, backbone)
         arrays, plain = [adapter_arrays(adapter) for adapter in loaded], Torch(loaded)
         also = Torch(load_all(saved, perlclip.load_backbone(args.backbone, device="cpu", dtype="bfloat16")))
-        files = {name: Path(folder) / f"{name}.onnx" for name in ("onnx float32", "onnx int8", "onnx int8, tool")}
-        export_backbone(backbone, files["onnx float32"])
-        export_backbone(backbone, files["onnx int8"], int8=True)
+        ways = {"onnx float32": "", "onnx int8 weights": "weights", "onnx int8 products": "products"}
+        files = {name: Path(folder) / f"{name}.onnx" for name in (*ways, "onnx int8, tool")}
+        for name, int8 in ways.items():
+            export_backbone(backbone, files[name], int8=int8)
         by_the_tool(files["onnx float32"], files["onnx int8, tool"])
         sizes = {name: path.stat().st_size / MIB for name, path in files.items()}
         ours = {name: Onnx(path, arrays, threads) for name, path in files.items()}

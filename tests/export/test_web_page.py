@@ -140,7 +140,7 @@ def test_the_command_writes_a_page_of_adapters(tiny, tmp_path):
     for name, depth in (("one", 7), ("two", 7), ("deep", 9)):
         perlclip.save_adapter(adapter_of(tiny, depth=depth), tmp_path / name)
     ask = ("export", tmp_path / "one", tmp_path / "two", "--format", "web", "--out", tmp_path / "page.html")
-    assert "MB" in run(*ask, "--runtime", whole, "--int8", "--examples", "toybox:noisy_shapes").stdout
+    assert "MB" in run(*ask, "--runtime", whole, "--int8", "weights", "--examples", "toybox:noisy_shapes").stdout
     page = (tmp_path / "page.html").read_text()
     told = page.partition('data-part="about">')[2].partition("<")[0]
     told = json.loads(gzip.decompress(base64.b64decode(told)))

@@ -19,12 +19,15 @@ from perlclip.errors import PerlclipError
 @click.option("--format", "form", type=click.Choice(["onnx", "web"]), default="onnx", help="What the file is for.")
 @click.option("--steps", type=NATURAL, default=4, help="Of a backbone: steps that are written out.")
 @click.option("--depth", type=NATURAL, default=7, help="Of a backbone: blocks before the thoughts enter.")
-@click.option("--int8", is_flag=True, help="Of a backbone or a page: matrix products in int8, a quarter of the size.")
+@click.option(
+    "--int8", type=click.Choice(["weights", "products"]),
+    help="Of a backbone or a page: weights in int8, a quarter of the size; or products: faster, less exact.",
+)  # fmt: skip
 @click.option("--runtime", type=FOLDER, help="Of a page: npm's onnxruntime-web, its folder or the .tgz of `npm pack`.")
 @click.option("--examples", metavar="DATA", help="Of a page: images to try, from a folder, toybox:NAME, …")
 @options("class-names", "template", "backbone", "head")
 def export(
-    what: tuple[str, ...], out: Path, form: str, steps: int, depth: int, int8: bool, runtime: Path | None,
+    what: tuple[str, ...], out: Path, form: str, steps: int, depth: int, int8: str | None, runtime: Path | None,
     examples: str | None, class_names: Any, template: str | None, backbone: str | None, head: bool,
 ) -> None:  # fmt: skip
     """Write a BACKBONE as one ONNX file that takes adapters as inputs, or an ADAPTER as the arrays that it takes.
@@ -35,7 +38,7 @@ def export(
     adapters = [each for each in what if (Path(each) / "adapter_config.json").is_file()]
     asked: dict[str, Any] = {"class_names": class_names, "template": template, "head": head}
     if form == "web":
-        _export_page(what, adapters, out, runtime, examples, backbone, asked | {"int8": int8})
+        _export_page(what, adapters, out, runtime, examples, backbone, asked | {"int8": int8 or ""})
     elif runtime or examples or len(what) > 1:
         raise PerlclipError("runtime, examples and more than one adapter are a page's: --format web")
     elif adapters:
@@ -49,7 +52,7 @@ def export(
         if class_names or template or backbone or not head:
             raise PerlclipError(f"class names, template, backbone and head are an adapter's, and {what[0]} is none")
         check_ending(out, ".onnx")
-        export_backbone(perlclip.load_backbone(what[0], device="cpu"), out, steps=steps, depth=depth, int8=int8)
+        export_backbone(perlclip.load_backbone(what[0], device="cpu"), out, steps=steps, depth=depth, int8=int8 or "")
     click.echo(f"{out}: {out.stat().st_size / 1e6:,.1f} MB")
 
 

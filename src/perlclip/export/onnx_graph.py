@@ -25,7 +25,7 @@ import perlclip
 from perlclip.backbone import Backbone
 from perlclip.backbone.siglip import Probe, ProbedTower
 from perlclip.backbone.tower import Block, ImageEmbedding, Tower
-from perlclip.errors import PerlclipError
+from perlclip.errors import PerlclipError, unknown_name
 from perlclip.files import require_writable, write_files
 
 OPSET, IR = 20, 9
@@ -43,14 +43,18 @@ ACTIVATIONS: dict[str, Any] = {
     "relu": F.relu,
 }
 QKV = tuple[str, str, str]
+INT8 = ("weights", "products")
 END = 2**31 - 1  # of a slice
 
 
-def export_backbone(
-    backbone: Backbone, path: str | Path, *, steps: int = 4, depth: int = 7, int8: bool = False
-) -> Path:
-    """Write a backbone's image tower with so many steps that begin at a depth; `int8`: products of whole numbers."""
+def export_backbone(backbone: Backbone, path: str | Path, *, steps: int = 4, depth: int = 7, int8: str = "") -> Path:
+    """Write a backbone's image tower with so many steps that begin at a depth.
+
+    `int8` is "weights", which are a quarter of the size then, or "products", which are also faster, and less exact.
+    """
     path = Path(path)
+    if int8 not in ("", *INT8):
+        raise unknown_name("int8", int8, INT8)
     onnx = _require_onnx()
     require_writable(path.parent)
     model = _Graph(onnx, _checked(backbone, depth), int8=int8).model(backbone, steps, depth)
@@ -86,12 +90,13 @@ def _checked(backbone: Backbone, depth: int) -> Tower:
 class _Graph:
     """Nodes and weights as they come; every method returns the name of what it makes."""
 
-    def __init__(self, onnx: Any, tower: Tower, *, int8: bool) -> None:
+    def __init__(self, onnx: Any, tower: Tower, *, int8: str) -> None:
         self.onnx, self.tower, self.int8 = onnx, tower, int8
         self.probe = tower.head if isinstance(tower.head, Probe) else None
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
-        self.rounded: dict[str, tuple[str, str]] = {}  # rows in whole numbers, and the step of each row
+        self.rounded: dict[str, tuple[str, str, str]] = {}  # rows in whole numbers, half their width, and [middle, 1]
+        self.read: dict[str, str] = {}
 
     def model(self, backbone: Backbone, steps: int, depth: int) -> Any:
         """The whole of it, checked."""
@@ -131,34 +136,43 @@ class _Graph:
 
     def linear(self, x: str, weight: Tensor, bias: Tensor | None, name: str) -> str:
         """x Wᵀ + b."""
-        product = self.whole if self.int8 else self.exact
-        y = product(x, weight, name)
+        if self.int8 == "products":
+            return self.whole(x, weight, bias, name)
+        w_DM = self.stored(weight, name)[0] if self.int8 else self.constant(weight.T, f"{name}.weight")
+        y = self("MatMul", x, w_DM)
         return y if bias is None else self("Add", y, self.constant(bias, f"{name}.bias"))
 
-    def exact(self, x: str, weight: Tensor, name: str) -> str:
-        """x Wᵀ in floats."""
-        return self("MatMul", x, self.constant(weight.T, f"{name}.weight"))
+    def stored(self, weight: Tensor, name: str) -> tuple[str, Tensor]:
+        """A weight from -127 to 127 by column and its step, to be multiplied again, and the sum of each column."""
+        w_DM = weight.detach().T
+        steps_M = (w_DM.abs().amax(0) / 127).clamp(min=1e-12)
+        whole_DM = (w_DM / steps_M).round()
+        if self.int8 == "products" or name not in self.read:  # runtimes replace a product with what stands before it
+            zeros = self.constant(np.zeros(len(steps_M)), f"zeros_{len(steps_M)}", np.int8)
+            parts = self.constant(whole_DM, f"{name}.weight", np.int8), self.constant(steps_M, f"{name}.step"), zeros
+            self.read[name] = self("DequantizeLinear", *parts, axis=1)
+        return self.read[name], (whole_DM * steps_M).sum(0)
 
-    def whole(self, x: str, weight: Tensor, name: str) -> str:
-        """x Wᵀ in whole numbers: weights from -127 to 127 by column, and x by row, so that rows do not change others.
+    def whole(self, x: str, weight: Tensor, bias: Tensor | None, name: str) -> str:
+        """x Wᵀ + b in whole numbers, x from -127 to 127 between the least and the largest of each row.
 
         Written as what runtimes know to replace: numbers that are rounded, read again and multiplied. Rows are brought
-        to -1..1 before, so that one scale is for all of them, and are 1 to 255 around a zero of 128.
+        to -1..1 before, so that they need no scales of their own: x = s r + m, hence x Wᵀ = s (r Wᵀ) + m Σ W.
         """
         if x not in self.rounded:
-            ends = self.constant([-1])
-            low, high = (self(kind, x, ends, keepdims=1) for kind in ("ReduceMin", "ReduceMax"))
-            length = self("Max", self("Neg", low), high, self.constant(1e-12))
+            low, high = (self(kind, x, self.constant([-1]), keepdims=1) for kind in ("ReduceMin", "ReduceMax"))
+            half = self.constant(0.5)
+            m = self("Mul", self("Add", low, high), half)
+            span = self("Max", self("Mul", self("Sub", high, low), half), self.constant(1e-12))
             scale = self.constant(1 / 127), self.constant(np.array(128), "zero", np.uint8)
-            q = self("QuantizeLinear", self("Div", x, length), *scale)
-            self.rounded[x] = self("DequantizeLinear", q, *scale), length
-        rounded, length = self.rounded[x]
-        w = weight.detach().T
-        steps = (w.abs().amax(0) / 127).clamp(min=1e-12)
-        wq = self.constant((w / steps).round(), f"{name}.weight", np.int8)
-        zeros = self.constant(np.zeros(len(steps)), f"zeros_{len(steps)}", np.int8)
-        read = self("DequantizeLinear", wq, self.constant(steps, f"{name}.step"), zeros, axis=1)
-        return self("Mul", self("MatMul", rounded, read), length)
+            q = self("QuantizeLinear", self("Div", self("Sub", x, m), span), *scale)
+            m_1 = self("Concat", m, self("Div", span, span), axis=-1)
+            self.rounded[x] = self("DequantizeLinear", q, *scale), span, m_1
+        r, span, m_1 = self.rounded[x]
+        w_DM, sums_M = self.stored(weight, name)
+        rest_2M = torch.stack([sums_M, torch.zeros_like(sums_M) if bias is None else bias.detach()])
+        y = self("Mul", self("MatMul", r, w_DM), span)
+        return self("Add", y, self("MatMul", m_1, self.constant(rest_2M, f"{name}.rest")))
 
     def norm(self, x: str, norm: nn.Module, name: str) -> str:
         """A layer norm; one that is none changes nothing."""
