@@ -97,7 +97,7 @@ def compared(views: list[torch.Tensor], plain: Torch, there: Torch, ours: dict[s
     """Answers of every file beside torch's, and logits of the first images."""
     batches = [torch.stack(views[i : i + 8]) for i in range(0, len(views), 8)]
     wanted = np.concatenate([there(batch) for batch in batches])
-    few = np.concatenate([plain(batch) for batch in batches[:5]])
+    few = wanted[:40] if there is plain else np.concatenate([plain(batch) for batch in batches[:5]])
     rows = []
     for what, run in ours.items():
         logits = np.concatenate([run(batch) for batch in (batches if "int8" in what else batches[:5])])
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, help="folders of photographs by class; without it only speed")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20, help="for each batch size")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--batch-sizes", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--reference", default="cpu", help="device of torch's answers")
     parser.add_argument("--out", type=Path, default=RESULTS / "onnx-speed.csv")
     args = parser.parse_args()
