@@ -5,20 +5,24 @@
     python -m benchmarks.millions --images DATA/dtd/train --backbone tiny --memory 100000 --workers 16 --device cuda
     python -m benchmarks.millions --images DATA/dtd/train --backbone tiny --ray
 
-Photographs are scaled up by `--scale` (the shorter side of DTD's is about 224) and saved as JPEGs, `--files` different
-ones; a list names them over and over until there are `--count`. PERL takes all of its K = 4 steps, with a random
-projector. `share` is end to end over the slower of the two, the goal of which is 90 %; where the device is a CPU, both
-take the same cores, and `share_of_both` is over what remains if they take turns. `--memory N` labels N images and says
-what the processes hold after each tenth. `--ray` does a job on a local Ray cluster of two nodes and kills one of them.
+Photographs are scaled up by `--scale` (the shorter side of DTD's is 224) and saved as JPEGs, `--files` different ones;
+a list names them over and over until there are `--count`, or less by as much as there are fewer processes. PERL takes
+all of its K = 4 steps, with a random projector. `end_to_end` is a whole job but for loading the model, with the start
+of its processes and the first batches; `steady` is what comes behind its first tenth. `share` is that over the slower
+of decoding and device, the goal of which is 90 %; where the device is a CPU, both take the same cores, and
+`share_of_both` is over what remains if they take turns. `--memory N` labels N images and says what the processes hold
+after each tenth. `--ray` does a job on a local Ray cluster of two nodes and kills a worker and one of the nodes.
 """
 
 import argparse
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +38,7 @@ from perlclip.batch.job import predict_all
 from perlclip.batch.shards import answers
 from perlclip.batch.work import BATCH, DECODE, Job
 from perlclip.data.images import images_under, read_image
+from perlclip.progress import heard_by
 
 NAMES = [f"thing {i}" for i in range(100)]
 
@@ -41,6 +46,7 @@ NAMES = [f"thing {i}" for i in range(100)]
 def make_files(folder: Path, out: Path, files: int, scale: float) -> list[Path]:
     """Large JPEGs from real photographs."""
     made = []
+    out.mkdir()
     for i, path in enumerate(images_under(folder)[:: max(1, len(images_under(folder)) // files)][:files]):
         image = read_image(path)
         size = round(image.width * scale), round(image.height * scale)
@@ -96,6 +102,20 @@ def device(classifier: perlclip.Classifier, size: int, seconds: float) -> float:
     return size * len(found) / (time.perf_counter() - began)
 
 
+def whole(job: Job) -> tuple[float, float]:
+    """Images a second of a job, and of what comes behind its first tenth."""
+    times: list[tuple[int, float]] = []
+
+    def listen(_title: str, done: int, _total: int, _note: str) -> None:
+        times.append((done, time.perf_counter()))
+
+    with heard_by(listen):
+        found = predict_all(job)
+    first, began = next(each for each in times if each[0] >= found.images // 10)
+    last, ended = times[-1]
+    return found.added / found.seconds, (last - first) / (ended - began) if last > first else 0.0
+
+
 def resident() -> dict[str, float]:
     """MiB of this process alone, and of it and its children with shared pages counted once."""
 
@@ -134,28 +154,45 @@ def memory(job: Job, count: int) -> list[dict]:
     return rows
 
 
-def killed_node(job: Job) -> None:
-    """A cluster of a head without processors for work and two nodes; one of them is killed during the job."""
+def killed(job: Job) -> list[dict]:
+    """A cluster of a head and two nodes: when there is a shard an actor is killed, at the next one a node."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=2, object_store_memory=2**28) for _ in range(2)]
-    out = Path(job.out)
+    out, said = Path(job.out), []
 
     def kill() -> None:
-        while not list(out.glob("predictions/*.parquet")):
-            time.sleep(0.1)
-        cluster.remove_node(nodes[0], allow_graceful=False)
-        print(f"killed a node after {len(list(out.glob('predictions/*.parquet')))} shards", flush=True)
+        for number, how in enumerate((kill_actor, lambda: cluster.remove_node(nodes[0], allow_graceful=False)), 1):
+            while len(list(out.glob("predictions/*.parquet"))) < number:
+                time.sleep(0.05)
+            how()
+            said.append(len(list(out.glob("predictions/*.parquet"))))
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     found = predict_all(Job(**vars(job) | {"executor": "ray", "address": cluster.address}))
-    killer.join()
-    rows = list(answers(out))
-    print(f"{found.images:,} rows in {found.seconds:.0f} s, {len(rows):,} read back")
+    killer.join(10)
+    keys = [row["key"] for row in answers(out)]
+    listed = Path(job.sources[0]).read_text().splitlines()
     cluster.shutdown()
+    killings = {"actor_killed_after_shards": said[0], "node_killed_after_shards": said[1]} if len(said) == 2 else {}
+    row = {"images": found.images, "seconds": found.seconds, "errors": found.errors, **killings}
+    row["rows_in_order"] = keys == listed
+    print(row)
+    return [row]
+
+
+def kill_actor() -> None:
+    """Actors have what they do as their title."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            title = (process / "cmdline").read_bytes()
+            if title.startswith(b"ray::") and b"_Answer" in title:
+                os.kill(int(process.name), signal.SIGKILL)
+                return
+    raise RuntimeError("there is no actor to kill")
 
 
 def main() -> None:
@@ -169,58 +206,57 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--files", type=int, default=500)
-    parser.add_argument("--scale", type=float, default=3.0)
+    parser.add_argument("--scale", type=float, nargs="+", default=[3.0])
     parser.add_argument("--seconds", type=float, default=10.0, help="of the device alone")
     parser.add_argument("--memory", type=int, metavar="N", default=0)
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="millions-"))
-    (root / "files").mkdir()
-    paths = make_files(args.images, root / "files", min(args.files, args.memory or args.count), args.scale)
-    count = args.memory or args.count
-    every = [paths[i % len(paths)] for i in range(count)]
-    (root / "list.txt").write_text("".join(f"{path}\n" for path in every))
     backbone = perlclip.load_backbone(args.backbone, device=args.device, dtype=args.dtype)
     method = perlclip.create_method("perl", backbone)
     perlclip.save_adapter(method, root / "adapter", class_names=NAMES, template="a photo of a {}.")
     kind = backbone.device.type
     size = args.batch_size or BATCH.get(kind, 32)
-    kilobytes = sum(path.stat().st_size for path in paths) / len(paths) / 1000
-    shape = "x".join(map(str, read_image(paths[0]).size))
-    print(
-        f"{count:,} JPEGs, the first of {shape}, {kilobytes:.0f} kB on average; batches of {size} on {kind}", flush=True
-    )
 
-    def job(**more) -> Job:
-        given = dict(adapter=root / "adapter", sources=[str(root / "list.txt")], device=args.device, dtype=args.dtype)
-        given |= dict(
-            batch_size=size, progress=False, workers=max(args.workers), out=root / f"out{time.monotonic_ns()}"
-        )
+    def job(listed: Path, **more) -> Job:
+        given = dict(adapter=root / "adapter", sources=[str(listed)], device=args.device, dtype=args.dtype)
+        given |= dict(batch_size=size, workers=max(args.workers), out=root / f"out{time.monotonic_ns()}")
         return Job(**given | more)
 
     rows: list[dict] = []
-    if args.memory:
-        rows = memory(job(shard_size=max(1, args.memory // 10)), args.memory)
-    elif args.ray:
-        del backbone, method
-        killed_node(job(shard_size=max(1, count // 10), device="cpu"))
-    else:
-        alone = device(perlclip.Classifier(method, NAMES), size, args.seconds)
-        for word in args.decode:
-            for workers in args.workers:
-                one = job(workers=workers, decode=word)
-                feed = decoding(one, backbone, every, size)
-                found = predict_all(one)
-                whole = found.added / found.seconds
-                row = {"where": machine(kind), "decode": word, "workers": workers, "decoding": feed, "device": alone}
-                row |= {"end_to_end": whole, "share_percent": 100 * whole / min(feed, alone)}
-                if kind == "cpu":
-                    row["share_of_both_percent"] = 100 * whole * (1 / feed + 1 / alone)
-                rows.append({**row, "images": count, "size": shape, "kB": kilobytes})
-                print({name: round(v, 1) if isinstance(v, float) else v for name, v in rows[-1].items()}, flush=True)
-    if rows:
-        write_csv(args.out or RESULTS / f"millions-{'memory-' if args.memory else ''}{machine(kind)}.csv", rows)
+    alone = 0.0 if args.memory or args.ray else device(perlclip.Classifier(method, NAMES), size, args.seconds)
+    for scale in args.scale:
+        paths = make_files(args.images, root / f"files-{scale}", min(args.files, args.memory or args.count), scale)
+        kilobytes = sum(path.stat().st_size for path in paths) / len(paths) / 1000
+        shape = "x".join(map(str, read_image(paths[0]).size))
+        print(f"JPEGs, the first of {shape}, {kilobytes:.0f} kB on average; batches of {size} on {kind}", flush=True)
+
+        def listed(count: int, paths: list[Path] = paths) -> Path:
+            made = root / f"list{count}.txt"
+            made.write_text("".join(f"{paths[i % len(paths)]}\n" for i in range(count)))
+            return made
+
+        if args.memory:
+            rows += memory(job(listed(args.memory), shard_size=max(1, args.memory // 10), progress=False), args.memory)
+        elif args.ray:
+            rows += killed(job(listed(args.count), shard_size=max(1, args.count // 10), device="cpu", progress=False))
+        else:
+            for word in args.decode:
+                for workers in args.workers:
+                    count = max(4 * size, args.count * workers // max(args.workers))
+                    one = job(listed(count), workers=workers, decode=word)
+                    feed = decoding(one, backbone, [paths[i % len(paths)] for i in range(count)], size)
+                    found, steady = whole(one)
+                    row = {"where": machine(kind), "size": shape, "kB": kilobytes, "decode": word, "workers": workers}
+                    row |= {"images": count, "decoding": feed, "device": alone, "end_to_end": found, "steady": steady}
+                    row["share_percent"] = 100 * steady / min(feed, alone)
+                    if kind == "cpu":
+                        row["share_of_both_percent"] = 100 * steady * (1 / feed + 1 / alone)
+                    rows.append(row)
+                    print({name: round(v, 1) if isinstance(v, float) else v for name, v in row.items()}, flush=True)
+    what = "memory-" if args.memory else "ray-" if args.ray else ""
+    write_csv(args.out or RESULTS / f"millions-{what}{machine(kind)}.csv", rows)
     shutil.rmtree(root)
 
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ from tests.cli.test_vocabulary import PAIRS
 from tests.common import loud, random_pixels
 
 pytest.importorskip("pyarrow")
+from pyarrow import parquet
+
 NAMES = ("blue", "green grass", "red")
 
 
@@ -126,10 +129,38 @@ def test_a_job_killed_at_any_rename_goes_on_to_the_same_rows(adapter, images, do
     assert not [path for path in out.rglob(".*") if path.is_file()], "nothing that a killed writer left"
     v = [np.load(path) for path in sorted((out / "img_emb").iterdir())]
     assert [len(each) for each in v] == [5, 4, 3] and v[0].dtype == np.float16
+    about = [row for path in sorted((out / "metadata").iterdir()) for row in parquet.read_table(path).to_pylist()]
+    assert [row["image_path"] for row in about] == [row["key"] for row in done if row["error"] is None]
+    for name in ("img_emb", "metadata"):  # as clip-retrieval has them
+        assert [path.stem for path in sorted((out / name).iterdir())] == [f"{name}_{n:05}" for n in range(3)]
     backbone = perlclip.load_adapter(adapter, device="cpu").method.backbone
     with torch.no_grad():
         pixels = backbone.preprocess.test_view(read_image(done[-1]["key"]))[None]
         assert np.abs(v[2][-1] - backbone.encode_image(pixels)[0].numpy()).max() < 1e-3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a child that is killed is forked")
+def test_a_job_killed_inside_a_tar_goes_on_at_the_next_shard(adapter, images, done, tmp_path):
+    """One piece, more images than a shard, as img2dataset's are: rows are counted by what is written of it."""
+    with tarfile.open(tmp_path / "00000.tar", "w") as tar:
+        for path in sorted(images.iterdir()):
+            tar.add(path, path.name)
+    out, ask = tmp_path / "out", dict(sources=[str(tmp_path / "00000.tar")])
+    for life in (2, 1, 2):  # behind the plan; at once; behind one more shard
+        child = os.fork()
+        if not child:
+            _die_at_rename(life)
+            predict_all(job(adapter, images, out, **ask))
+            os._exit(0)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert len(list(answers(out))) == 5
+    found = predict_all(job(adapter, images, out, **ask))
+    assert (found.images, found.errors, found.added) == (13, 1, 8)
+    assert [path.stem for path in sorted((out / "predictions").iterdir())][1:] == [
+        "predictions_00000_001", "predictions_00000_002",
+    ]  # fmt: skip
+    named = [{**row, "key": Path(row["key"]).stem, "error": row["error"] and "?"} for row in done]
+    assert same([{**row, "error": row["error"] and "?"} for row in answers(out)], named)
 
 
 def _die_at_rename(which: int) -> None:

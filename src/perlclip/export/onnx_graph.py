@@ -13,9 +13,6 @@ Shapes: B images, A adapters, R rank, K steps, C classes, N rows, D width of the
 """
 
 import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +23,9 @@ from torch.nn import functional as F
 
 import perlclip
 from perlclip.backbone import Backbone
+from perlclip.backbone.siglip import Probe, ProbedTower
 from perlclip.backbone.tower import Block, ImageEmbedding, Tower
-from perlclip.errors import PerlclipError
+from perlclip.errors import PerlclipError, unknown_name
 from perlclip.files import require_writable, write_files
 
 OPSET, IR = 20, 9
@@ -45,18 +43,21 @@ ACTIVATIONS: dict[str, Any] = {
     "relu": F.relu,
 }
 QKV = tuple[str, str, str]
+INT8 = ("weights", "products")
+END = 2**31 - 1  # of a slice
 
 
-def export_backbone(
-    backbone: Backbone, path: str | Path, *, steps: int = 4, depth: int = 7, int8: bool = False
-) -> Path:
-    """Write a backbone's image tower with so many steps that begin at a depth; `int8`: products of whole numbers."""
+def export_backbone(backbone: Backbone, path: str | Path, *, steps: int = 4, depth: int = 7, int8: str = "") -> Path:
+    """Write a backbone's image tower with so many steps that begin at a depth.
+
+    `int8` is "weights", which are a quarter of the size then, or "products", which are also faster, and less exact.
+    """
     path = Path(path)
+    if int8 not in ("", *INT8):
+        raise unknown_name("int8", int8, INT8)
     onnx = _require_onnx()
     require_writable(path.parent)
-    model = _Graph(onnx, _checked(backbone, depth)).model(backbone, steps, depth)
-    if int8:
-        model = _quantised(model)
+    model = _Graph(onnx, _checked(backbone, depth), int8=int8).model(backbone, steps, depth)
     if sum(weight.ByteSize() for weight in model.graph.initializer) < LARGEST:
         write_files({path: model.SerializeToString()})
     else:
@@ -75,9 +76,9 @@ def _require_onnx() -> Any:
 def _checked(backbone: Backbone, depth: int) -> Tower:
     tower = backbone.vision
     embed = tower.embed
-    if type(tower) is not Tower or not isinstance(embed, ImageEmbedding) or embed.cls is None:
+    if type(tower) not in (Tower, ProbedTower) or not isinstance(embed, ImageEmbedding):
         raise PerlclipError(
-            f"backbone {backbone.name!r} reads its images out in another way than CLIP; ONNX has CLIP's"
+            f"backbone {backbone.name!r} reads its images out in a way that the ONNX file does not have"
         )
     if backbone.dtype != torch.float32 or backbone.device.type != "cpu":
         raise PerlclipError("a backbone is exported from the CPU in float32: load it so")
@@ -86,42 +87,16 @@ def _checked(backbone: Backbone, depth: int) -> Tower:
     return tower
 
 
-def _quantised(model: Any) -> Any:
-    """Weights of matrix products as int8 by column, rows as int8 when they come."""
-    from tempfile import TemporaryDirectory
-
-    import onnx
-
-    try:
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-    except ImportError as error:
-        raise PerlclipError(ONNX) from error
-    with TemporaryDirectory() as folder, _quiet():
-        made = Path(folder) / "int8.onnx"
-        quantize_dynamic(
-            model, made, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8,
-            extra_options={"MatMulConstBOnly": True},
-        )  # fmt: skip
-        return onnx.load(made)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """It advises to run another tool first, which changes nothing here."""
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 class _Graph:
     """Nodes and weights as they come; every method returns the name of what it makes."""
 
-    def __init__(self, onnx: Any, tower: Tower) -> None:
-        self.onnx, self.tower = onnx, tower
+    def __init__(self, onnx: Any, tower: Tower, *, int8: str) -> None:
+        self.onnx, self.tower, self.int8 = onnx, tower, int8
+        self.probe = tower.head if isinstance(tower.head, Probe) else None
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
+        self.rounded: dict[str, tuple[str, str, str]] = {}  # rows in whole numbers, half their width, and [middle, 1]
+        self.read: dict[str, str] = {}
 
     def model(self, backbone: Backbone, steps: int, depth: int) -> Any:
         """The whole of it, checked."""
@@ -150,10 +125,10 @@ class _Graph:
         self.nodes.append(self.onnx.helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
-    def constant(self, value: Tensor | np.ndarray | list[int] | float, name: str = "") -> str:
+    def constant(self, value: Tensor | np.ndarray | list[int] | float, name: str = "", dtype: Any = None) -> str:
         """A weight under its name, or a number."""
         array = value.detach().numpy() if isinstance(value, Tensor) else np.asarray(value)
-        array = array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
+        array = array.astype(dtype or (np.int64 if array.dtype.kind == "i" else np.float32))
         name = name or f"constant_{array.dtype}_{array.tolist()}"
         if name not in self.weights:
             self.weights[name] = self.onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
@@ -161,8 +136,43 @@ class _Graph:
 
     def linear(self, x: str, weight: Tensor, bias: Tensor | None, name: str) -> str:
         """x Wᵀ + b."""
-        y = self("MatMul", x, self.constant(weight.T, f"{name}.weight"))
+        if self.int8 == "products":
+            return self.whole(x, weight, bias, name)
+        w_DM = self.stored(weight, name)[0] if self.int8 else self.constant(weight.T, f"{name}.weight")
+        y = self("MatMul", x, w_DM)
         return y if bias is None else self("Add", y, self.constant(bias, f"{name}.bias"))
+
+    def stored(self, weight: Tensor, name: str) -> tuple[str, Tensor]:
+        """A weight from -127 to 127 by column and its step, to be multiplied again, and the sum of each column."""
+        w_DM = weight.detach().T
+        steps_M = (w_DM.abs().amax(0) / 127).clamp(min=1e-12)
+        whole_DM = (w_DM / steps_M).round()
+        if self.int8 == "products" or name not in self.read:  # runtimes replace a product with what stands before it
+            zeros = self.constant(np.zeros(len(steps_M)), f"zeros_{len(steps_M)}", np.int8)
+            parts = self.constant(whole_DM, f"{name}.weight", np.int8), self.constant(steps_M, f"{name}.step"), zeros
+            self.read[name] = self("DequantizeLinear", *parts, axis=1)
+        return self.read[name], (whole_DM * steps_M).sum(0)
+
+    def whole(self, x: str, weight: Tensor, bias: Tensor | None, name: str) -> str:
+        """x Wᵀ + b in whole numbers, x from -127 to 127 between the least and the largest of each row.
+
+        Written as what runtimes know to replace: numbers that are rounded, read again and multiplied. Rows are brought
+        to -1..1 before, so that they need no scales of their own: x = s r + m, hence x Wᵀ = s (r Wᵀ) + m Σ W.
+        """
+        if x not in self.rounded:
+            low, high = (self(kind, x, self.constant([-1]), keepdims=1) for kind in ("ReduceMin", "ReduceMax"))
+            half = self.constant(0.5)
+            m = self("Mul", self("Add", low, high), half)
+            span = self("Max", self("Mul", self("Sub", high, low), half), self.constant(1e-12))
+            scale = self.constant(1 / 127), self.constant(np.array(128), "zero", np.uint8)
+            q = self("QuantizeLinear", self("Div", self("Sub", x, m), span), *scale)
+            m_1 = self("Concat", m, self("Div", span, span), axis=-1)
+            self.rounded[x] = self("DequantizeLinear", q, *scale), span, m_1
+        r, span, m_1 = self.rounded[x]
+        w_DM, sums_M = self.stored(weight, name)
+        rest_2M = torch.stack([sums_M, torch.zeros_like(sums_M) if bias is None else bias.detach()])
+        y = self("Mul", self("MatMul", r, w_DM), span)
+        return self("Add", y, self("MatMul", m_1, self.constant(rest_2M, f"{name}.rest")))
 
     def norm(self, x: str, norm: nn.Module, name: str) -> str:
         """A layer norm; one that is none changes nothing."""
@@ -184,19 +194,16 @@ class _Graph:
     def embed(self) -> str:
         """Pixels to rows: CLS and patches."""
         embed = self.tower.embed
-        assert isinstance(embed, ImageEmbedding) and embed.cls is not None
-        p, (width, positions) = embed.patch.shape[-1], (self.tower.width, embed.position)
-        bias = getattr(embed, "bias", None)
-        inputs = [
-            self.constant(embed.patch, "patch.weight"),
-            *([self.constant(bias, "patch.bias")] if bias is not None else []),
-        ]
-        patches = self("Conv", "pixels", *inputs, strides=[p, p], kernel_shape=[p, p])
-        patches = self("Transpose", self("Reshape", patches, self.constant([0, width, -1])), perm=[0, 2, 1])
-        batch = self("Shape", "pixels", start=0, end=1)
-        shape = self("Concat", batch, self.constant([1, width]), axis=0)
-        cls = self("Expand", self.constant(embed.cls[None, None], "cls"), shape)
-        x = self("Add", self("Concat", cls, patches, axis=1), self.constant(positions, "position"))
+        assert isinstance(embed, ImageEmbedding)
+        p, width, bias = embed.patch.shape[-1], self.tower.width, embed.bias
+        inputs = [self.constant(embed.patch, "patch.weight")]
+        inputs += [] if bias is None else [self.constant(bias, "patch.bias")]
+        x = self("Conv", "pixels", *inputs, strides=[p, p], kernel_shape=[p, p])
+        x = self("Transpose", self("Reshape", x, self.constant([0, width, -1])), perm=[0, 2, 1])
+        if embed.cls is not None:
+            shape = self("Concat", self("Shape", "pixels", start=0, end=1), self.constant([1, width]), axis=0)
+            x = self("Concat", self("Expand", self.constant(embed.cls[None, None], "cls"), shape), x, axis=1)
+        x = self("Add", x, self.constant(embed.position, "position"))
         return self.norm(x, embed.norm, "pre_norm")
 
     def project(self, i: int, x: str) -> QKV:
@@ -240,14 +247,27 @@ class _Graph:
         return block
 
     def pool(self, depth: int, x: str, qkv: QKV, row: int) -> str:
-        """Blocks depth..L, the last only at one row: (B, 1, D)."""
+        """Blocks depth..L and the readout, (B, 1, D): the last block only at one row, or a probe of all from it on."""
         for i in range(depth, self.tower.depth):
             if i > depth:
                 qkv = self.project(i, x)
-            if i == self.tower.depth - 1:
+            if i == self.tower.depth - 1 and self.probe is None:
                 x, qkv = self.rows(x, row, row + 1), (self.rows(qkv[0], row, row + 1), qkv[1], qkv[2])
             x = self.finish(i, x, qkv)
-        return x
+        return x if self.probe is None else self.probed(self.probe, self.rows(x, row, END))
+
+    def probed(self, probe: Probe, x: str) -> str:
+        """SigLIP's pooling head: one query over the rows, then x + MLP(LN(x))."""
+        (H, D), y = probe.query_HD.shape, self.norm(x, self.tower.norm, "norm")
+        scores = self("MatMul", self.constant(probe.query_HD, "probe"), self("Transpose", y, perm=[0, 2, 1]))
+        mixed = self("Unsqueeze", self("MatMul", self("Softmax", scores, axis=-1), y), self.constant([2]))
+        values = self.constant(probe.value.weight.view(H, -1, D).transpose(1, 2), "probe.value.weight")
+        mixed = self("Reshape", self("MatMul", mixed, values), self.constant([0, 1, D]))
+        mixed = self("Add", mixed, self.constant(probe.value.bias, "probe.value.bias"))
+        x = self.linear(mixed, probe.out.weight, probe.out.bias, "probe.out")
+        y = self.linear(self.norm(x, probe.norm, "probe.norm"), probe.fc1.weight, probe.fc1.bias, "probe.fc1")
+        y = self.linear(self.activate(y, probe.act), probe.fc2.weight, probe.fc2.bias, "probe.fc2")
+        return self("Add", x, y)
 
     # ---- PERL ----
 
@@ -280,9 +300,9 @@ class _Graph:
             q, key, v = (self("Concat", *each, axis=1) for each in zip(*projected, frozen, strict=True))
             states.append(self.pool(depth, self("Concat", *thoughts, s, axis=1), (q, key, v), k))
         h = self("Concat", *states, axis=1) if steps else states[0]
-        head = self.tower.head
-        assert isinstance(head, nn.Linear)
-        features = self.linear(self.norm(h, self.tower.norm, "norm"), head.weight, None, "head")
+        features, head = h, self.tower.head
+        if isinstance(head, nn.Linear):  # a probe's state is in the shared space already
+            features = self.linear(self.norm(h, self.tower.norm, "norm"), head.weight, None, "head")
         length = self("ReduceL2", features, self.constant([-1]), keepdims=1)
         v = self("Div", features, self("Max", length, self.constant(1e-12)), out="embeddings")
         # Every adapter's classes with every image, of which its own are taken: copies of classes would be larger.

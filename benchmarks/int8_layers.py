@@ -1,0 +1,174 @@
+"""Which products of an image tower lose what in int8: rounding imitated in torch, on photographs.
+
+    python -m benchmarks.int8_layers --backbone CLIP_FOLDER --images DATA/dtd/test --count 740 --device cuda
+
+The tower is `transformers`' own in float32, one pass (zero-shot), with Linear layers of some kinds or blocks rounded:
+weights to -127..127 by column; what comes in by `row`, around zero, or with a row's own least number (`between`), or
+all rows of a batch together (`batch`), or 64 numbers of a row (`block`). `smooth` divides every channel that comes in
+by a number and multiplies the weights with it, so that no channel is much larger than others (the root of its largest
+number over 32 other photographs, by its weights). Printed: how far logits move, how many answers stay, and are right.
+"""
+
+import argparse
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import CLIPVisionModelWithProjection
+
+import perlclip
+from benchmarks.common import RESULTS, write_csv
+from perlclip.data.images import read_image
+from perlclip.text.classes import Classes
+
+ALL = ("qkv", "out", "fc1", "fc2")
+KINDS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "out_proj": "out", "fc1": "fc1", "fc2": "fc2"}
+
+
+def rounded(x: Tensor, dims: tuple[int, ...], levels: float = 127) -> Tensor:
+    step = x.abs().amax(dims, keepdim=True).clamp(min=1e-12) / levels
+    return (x / step).round() * step
+
+
+def rounded_between(x: Tensor) -> Tensor:
+    """By row, 256 steps from its least to its largest number."""
+    low, high = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    step = ((high - low) / 255).clamp(min=1e-12)
+    return (x / step).round() * step
+
+
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "row": lambda x: rounded(x, (-1,)),
+    "batch": lambda x: rounded(x, tuple(range(x.ndim))),
+    "between": rounded_between,
+    "block": lambda x: rounded(x.unflatten(-1, (-1, 64)), (-1,)).flatten(-2),
+    "none": lambda x: x,
+}
+
+
+class Rounded(nn.Module):
+    """A Linear in imitated whole numbers."""
+
+    def __init__(self, linear: nn.Linear, rows: str, channels: Tensor | None, *, weights: bool = True) -> None:
+        super().__init__()
+        s = torch.ones_like(linear.weight[0]) if channels is None else channels
+        weight = linear.weight * s
+        self.weight, self.bias = rounded(weight, (1,)) if weights else weight, linear.bias
+        self.rows, self.s = ROWS[rows], s
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.rows(x / self.s), self.weight, self.bias)
+
+
+def linears(model: nn.Module) -> list[tuple[str, int, str]]:
+    """(name, block, kind) of every Linear in a block."""
+    found = []
+    for name, module in model.named_modules():
+        parts = name.split(".")
+        if isinstance(module, nn.Linear) and "layers" in parts:
+            found.append((name, int(parts[parts.index("layers") + 1]), KINDS[parts[-1]]))
+    return found
+
+
+def changed(
+    model: nn.Module, chosen: Callable[[int, str], bool], rows: str = "row", channels: dict[str, Tensor] | None = None,
+    **more: bool,
+) -> nn.Module:  # fmt: skip
+    made = copy.deepcopy(model)
+    for name, block, kind in linears(model):
+        if chosen(block, kind):
+            parent, _, last = name.rpartition(".")
+            own = channels[name] if channels else None
+            setattr(made.get_submodule(parent), last, Rounded(made.get_submodule(name), rows, own, **more))
+    return made
+
+
+@torch.no_grad()
+def largest(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
+    """What every channel that enters a Linear has at most, under the root, by the weights that it meets."""
+    seen: dict[str, Tensor] = {}
+
+    def note(name: str) -> Callable:
+        def hook(_module: nn.Module, given: tuple) -> None:
+            most = given[0].abs().flatten(0, -2).amax(0)
+            seen[name] = torch.maximum(seen[name], most) if name in seen else most
+
+        return hook
+
+    hooks = [model.get_submodule(name).register_forward_pre_hook(note(name)) for name, _, _ in linears(model)]
+    for batch in batches:
+        model(pixel_values=batch)
+    for hook in hooks:
+        hook.remove()
+    weights = {name: model.get_submodule(name).weight.abs().amax(0) for name in seen}
+    return {name: (seen[name] / weights[name].clamp(min=1e-5)).clamp(min=1e-6).sqrt() for name in seen}
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", required=True, help="a folder of a CLIP")
+    parser.add_argument("--images", type=Path, required=True)
+    parser.add_argument("--count", type=int, default=740)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--out", type=Path, default=RESULTS / "int8-layers.csv")
+    args = parser.parse_args()
+    folders = sorted(path for path in args.images.iterdir() if path.is_dir())
+    backbone = perlclip.load_backbone(args.backbone, device="cpu")
+    zero = perlclip.create_method("zero-shot", backbone)
+    names = tuple(path.name for path in folders)
+    t_CE = zero.encode_text(zero.class_state(Classes(names, "a photo of a {}."))).to(args.device)
+    paths = [path for several in zip(*(sorted(f.glob("*.jpg")) for f in folders), strict=False) for path in several]
+    other = [path for folder in folders for path in sorted(folder.glob("*.jpg"))[-1:]][:32]
+
+    def views(some: list[Path]) -> list[Tensor]:
+        made = [backbone.preprocess.test_view(read_image(path)) for path in some]
+        return [torch.stack(made[i : i + 8]).to(args.device) for i in range(0, len(made), 8)]
+
+    batches = views(paths[: args.count])
+    model = CLIPVisionModelWithProjection.from_pretrained(args.backbone).to(args.device).eval()
+    last = max(block for _, block, _ in linears(model))
+
+    def logits(made: nn.Module) -> Tensor:
+        v = torch.cat([made(pixel_values=batch).image_embeds for batch in batches])
+        return backbone.logit_scale * nn.functional.normalize(v, dim=-1) @ t_CE.T
+
+    wanted, channels = logits(model), largest(model, views(other))
+    labels = torch.tensor([names.index(path.parent.name) for path in paths[: args.count]], device=args.device)
+    everything: Callable[[int, str], bool] = lambda block, kind: True  # noqa: E731
+    tries: dict[str, Callable[[], nn.Module]] = {}
+    for rows in ROWS:
+        tries[f"all, by {rows}" if rows != "none" else "weights alone"] = partial(changed, model, everything, rows)
+    tries["rows alone"] = partial(changed, model, everything, "row", weights=False)
+    for kind in ALL:
+        tries[f"between, without {kind}"] = partial(changed, model, lambda _, each, kind=kind: each != kind, "between")
+        tries[f"between, {kind} alone"] = partial(changed, model, lambda _, each, kind=kind: each == kind, "between")
+    tries["between, fc1 and fc2 alone"] = partial(changed, model, lambda _, kind: kind in ("fc1", "fc2"), "between")
+    for several in ({0}, {last}, {0, last}, {0, 1, 2}, {last - 2, last - 1, last}, set(range(last // 2 + 1))):
+        tries[f"between, without blocks {sorted(several)}"] = partial(
+            changed, model, lambda block, _, some=several: block not in some, "between"
+        )
+    tries["smooth, by row"] = partial(changed, model, everything, "row", channels)
+    tries["smooth, between"] = partial(changed, model, everything, "between", channels)
+    rows_found: list[dict] = []
+    for name, made in {"float32": lambda: model, **tries}.items():
+        if args.only and not any(word in name for word in args.only):
+            continue
+        found = logits(made())
+        same = 100 * float((found.argmax(-1) == wanted.argmax(-1)).float().mean())
+        difference = (found - wanted).abs()
+        rows_found.append({
+            "what": name, "photographs": len(found), "same_answers_percent": same,
+            "right_percent": 100 * float((found.argmax(-1) == labels).float().mean()),
+            "mean_difference_of_logits": f"{difference.mean():.3f}", "largest": f"{difference.max():.2f}",
+        })  # fmt: skip
+        print(rows_found[-1], flush=True)
+    write_csv(args.out, rows_found)
+
+
+if __name__ == "__main__":
+    main()
