@@ -31,10 +31,10 @@ ELSEWHERE = {
 CANNOT = {
     r"^(make|pip) ": "sets up an environment, as this one was",
     r"^python -m benchmarks|^PYTHONPATH=src python scripts": "minutes to hours; small in tests/test_benchmarks.py",
-    r"^perlclip bench (all|ablation|base-to-novel --suite toybox)": "hundreds of runs; tests/bench has small ones",
+    r"^perlclip bench (all|ablation|base-to-novel --suite toybox)|^perlclip fit toybox": "trains for minutes to hours",
     r"--suite coop|coop:dtd": "needs the real data sets",
-    r"^perlclip (serve|studio)|^curl|run_server": "runs until it is stopped; tests/serve and tests/studio start it",
-    r"s3://|google/siglip": "needs a network",
+    r"^perlclip (serve|studio)|^curl|run_server|_backend": "runs until it is stopped; tests/serve and studio start it",
+    r"s3://|google/siglip|onnxruntime-web": "needs a network",
     r"--executor ray": "needs a cluster; tests/batch starts one",
     r"laion/": "a hundred tars; tests/batch has two",
     r"--image-size 336": "the stand-in for CLIP has images of another size",
