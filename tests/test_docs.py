@@ -35,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md")
 DOCUMENTS = [*(ROOT / name for name in PAGES), *sorted((ROOT / "docs").glob("*.md"))]
 ENVIRONMENT = {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HOME", "PERLCLIP_TOKEN"}
+ENVIRONMENT |= {"LABEL_STUDIO_URL", "LABEL_STUDIO_API_KEY"}
 LINK = re.compile(r"\[([^\][]+)\](?:\(([^)\s]+)\)|\[([\w-]+)\])")
 TARGET = re.compile(r"^\[([\w-]+)\]: (\S+)$", re.M)
 
