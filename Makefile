@@ -3,7 +3,7 @@ VENV := .venv
 BIN  := $(VENV)/bin
 DONE := $(VENV)/.installed
 
-.PHONY: demo test results lint types unit dist lowest audit clean
+.PHONY: demo test results lint types unit dist lowest clean
 
 demo: $(DONE)
 	$(BIN)/perlclip demo
@@ -24,14 +24,15 @@ types: $(DONE)
 unit: $(DONE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Wheel and sdist: built, checked, and the wheel tried in an empty environment; then the lowest versions that are allowed;
-# then known holes of what is pinned, where their database can be reached.
+# Wheel and sdist: built, checked, and the wheel tried in an empty environment; then the lowest versions that are allowed.
 dist:
 	python3 -m scripts.dist
 
 lowest:
 	python3 -m scripts.dist --lowest
 
+# Known holes of what is pinned, where their database can be reached.
+.PHONY: audit
 audit: $(DONE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip
