@@ -31,14 +31,14 @@ docs: $(DONE) $(VENV)/.docs
 	$(BIN)/python -m scripts.site build/site
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/blocks.py tests/test_docs.py tests/test_api.py tests/cli/test_readme.py
 
-# Wheel and sdist: built, checked, and the wheel tried in an empty environment; then the lowest versions that are allowed;
-# then known holes of what is pinned, where their database can be reached.
+# Wheel and sdist: built, checked, and the wheel tried in an empty environment; then the lowest versions that are allowed.
 dist:
 	python3 -m scripts.dist
 
 lowest:
 	python3 -m scripts.dist --lowest
 
+# Known holes of what is pinned, where their database can be reached.
 audit: $(DONE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(BIN)/python -m pip_audit --requirement constraints.txt --no-deps --disable-pip

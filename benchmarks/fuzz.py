@@ -159,7 +159,7 @@ def explore(target: Callable[[Any], None], examples: int, number: int) -> None:
 def main() -> None:
     """In turn until the time is up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", default=list(TARGETS), choices=TARGETS)
+    parser.add_argument("targets", nargs="*", choices=TARGETS)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--examples", type=int, default=1000, help="of a target before the next one's turn")
     parser.add_argument("--seed", type=int, help="the same one gives the same inputs; another each time without")
@@ -167,9 +167,9 @@ def main() -> None:
     first = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     print(f"seed {first}", flush=True)
     numbers = random.Random(first)
-    until, done = time.monotonic() + 60 * arguments.minutes, dict.fromkeys(arguments.targets, 0)
+    until, done = time.monotonic() + 60 * arguments.minutes, dict.fromkeys(arguments.targets or TARGETS, 0)
     while time.monotonic() < until:
-        for name in arguments.targets:
+        for name in done:
             explore(TARGETS[name], arguments.examples, numbers.randrange(2**32))
             done[name] += arguments.examples
     print(*(f"{name}: {count:,} inputs, none wrong" for name, count in done.items()), sep="\n")

@@ -10,7 +10,6 @@ import pytest
 import perlclip
 from perlclip.batch import job, shards, work
 from perlclip.bench import machines, protocols, schedule, store
-from perlclip.data.suites import SUITES
 from perlclip.export import adapter_arrays, onnx_graph
 from perlclip.report import write
 from tests.conftest import draw_tree
@@ -23,6 +22,8 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.M | re.S)
 
 
 def test_the_program_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    from perlclip.data.suites import SUITES
+
     draw_tree(tmp_path / "pets")
     monkeypatch.chdir(tmp_path)
     before = dict(SUITES)

@@ -238,7 +238,7 @@ _FORMAT_OF = {".avif": "AVIF", ".heic": "HEIF", ".heif": "HEIF"}
 @cache
 def _missing() -> frozenset[str]:
     """Formats that no decoder is there for; Pillow learns HEIC here."""
-    missing = set() if features.check("avif") else {"AVIF"}
+    missing = set() if "avif" in features.modules and features.check("avif") else {"AVIF"}  # Pillow 11.3 knows of it
     try:
         from pillow_heif import register_heif_opener
 
