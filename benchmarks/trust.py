@@ -91,6 +91,7 @@ class Case:
     t_CE: Tensor  # frozen texts of all classes
     trust: Trust
     far: FarWords | None
+    rehearsed: Said | None = None  # the base images, answered by what was trained in the rehearsal
 
 
 def drawn(labels_N: Tensor, seed: int) -> list[int]:
@@ -188,6 +189,7 @@ def perl_case(folder: Path, path: Path, split: str) -> Case:
     return Case(
         suite="photographs" if name in PHOTOGRAPHS else "toybox", name=name, method="perl", seed=int(seed), held=held,
         base=said(f"base-{split}"), novel=said(f"novel-{split}"), t_CE=t_CE, far=far,
+        rehearsed=said(f"rehearsed-{split}"),
         outside={"near": said(f"near-{split}"), "far": said("far")},
         trust=Trust.of(
             "rehearsal", held.logits_NC, held.texts_NC, held.labels_N, held.v_NE, far,
@@ -296,13 +298,19 @@ def covered(case: Case) -> Iterator[dict[str, Any]]:
     t = case.trust.calibration.temperature
     held_NC, p_BC = (said.logits_NC.double().div(t).softmax(-1) for said in (case.held, case.base))
     sets = LabelSets.of(held_NC, case.held.labels_N)
+    labels_N1 = case.base.labels_N[:, None]
     right = (p_BC.argmax(-1) == case.base.labels_N).double().mean().item()
     for kind in KINDS:
         within_BC = sets.of_images(p_BC, kind, COVERAGE)
-        hit = within_BC.gather(1, case.base.labels_N[:, None]).double().mean().item()
+        hit = within_BC.gather(1, labels_N1).double().mean().item()
+        shifted = None
+        if case.rehearsed:  # many images, so that the draw of those held out plays no part
+            many = LabelSets.of(case.rehearsed.logits_NC.double().div(t).softmax(-1), case.base.labels_N)
+            shifted = 100 * many.of_images(p_BC, kind, COVERAGE).gather(1, labels_N1).double().mean().item()
         yield {
             "kind": kind, "held out": len(case.held.labels_N), "images": len(p_BC), "classes": p_BC.shape[1],
             "accuracy": 100 * right, "coverage": 100 * hit, "size": within_BC.sum(1).double().mean().item(),
+            "coverage by the rehearsal": shifted,
         }  # fmt: skip
 
 
@@ -346,7 +354,7 @@ TABLES: dict[str, tuple[Callable[[Case], Iterator[dict[str, Any]]], tuple[str, .
     "calibration": (
         calibrated, ("half", "rule"), ("accuracy", "ece", "ece_equal_mass", "brier", "nll", "temperature")
     ),
-    "sets": (covered, ("kind",), ("held out", "accuracy", "coverage", "size")),
+    "sets": (covered, ("kind",), ("held out", "accuracy", "coverage", "size", "coverage by the rehearsal")),
     "rejection": (rejected, ("score", "outsiders"), ("auroc", "fpr95", "rejected", "outsiders rejected")),
 }  # fmt: skip
 

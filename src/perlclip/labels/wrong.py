@@ -11,9 +11,9 @@ wrong labels are not sure enough); the last term's share of P(y) is the probabil
 `SUSPECT` it is worth a look.
 
 Labels that were mixed up with the class next to them are not spread evenly, and look like images that are hard to tell.
-So a label also counts as wrong, with half of the other class's probability, where the answer as it was fitted is sure
-of another class (`SURE`) and the label a tenth as probable at most. docs/labels.md has how often all this is right, and
-what confident learning (the rule of `cleanlab`) finds instead.
+So a label also counts as wrong, with half of the other class's probability, where the answer, at the sharpness that
+fits the labels as they are, is sure of another class (`SURE`) and the label a tenth as probable at most. docs/labels.md
+has how often all this is right, and what confident learning (the rule of `cleanlab`) finds instead.
 
 Shapes: N images, C classes, F features, L strengths, T sharpnesses.
 """
@@ -23,11 +23,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from perlclip.heads.regression import Ridge
 from perlclip.training.choose_head import STRENGTHS, Said, choose
 
-SHARPNESS = tuple(2 ** (k / 4) for k in range(-4, 13))
+SHARPNESS = tuple(2 ** (k / 4) for k in range(-24, 13))  # texts alone may be sixty times too sure
 SUSPECT = 0.25  # chosen on `TUNED` of benchmarks/labels.py, for most of the wrong labels with three in four right
 SURE, RATIO = 0.8, 0.1  # chosen on the same
 MOST = 0.5  # of the labels may be wrong
@@ -49,7 +50,7 @@ def doubts(features_NF: Tensor, texts_NC: Tensor, labels_N: Tensor, groups_N: Te
     """What unit features and the logits of the class texts make of labels; a group's images are left out together."""
     logits_NC, vouched_N = left_out(features_NF, texts_NC, labels_N, groups_N)
     p_NC, share, wrong_N = mislabelled(logits_NC, labels_N)
-    fitted_NC = logits_NC.double().softmax(-1)
+    fitted_NC = (_most_probable(logits_NC, labels_N) * logits_NC.double()).softmax(-1)
     best_N, own_N = fitted_NC.max(1).values, fitted_NC.gather(1, labels_N[:, None])[:, 0]
     sure_N = (best_N >= SURE) & (own_N <= RATIO * best_N)
     wrong_N = torch.where(sure_N, torch.maximum(wrong_N, best_N / 2), wrong_N)
@@ -70,6 +71,12 @@ def left_out(features_NF: Tensor, texts_NC: Tensor, labels_N: Tensor, groups_N: 
     others = Counter(label for label, _ in set(zip(labels_N.tolist(), groups_N.tolist(), strict=True)))
     alone_N = torch.tensor([others[label] == 1 for label in labels_N.tolist()])
     return torch.where(alone_N[:, None], texts_NC, mixed_NC), scores_NC.max(1).values
+
+
+def _most_probable(logits_NC: Tensor, labels_N: Tensor) -> float:
+    """The sharpness, 1 at most, under which the labels are most probable if all are right."""
+    blunt = [sharp for sharp in SHARPNESS if sharp <= 1]
+    return min(blunt, key=lambda sharp: F.cross_entropy(sharp * logits_NC.double(), labels_N).item())
 
 
 def mislabelled(logits_NC: Tensor, labels_N: Tensor) -> tuple[Tensor, float, Tensor]:
