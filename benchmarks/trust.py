@@ -464,7 +464,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-def cost(real: Path | None, rounds: int, images: int = 32) -> None:
+def cost(real: Path | None, rounds: int) -> None:
     """CPU time of whole predictions of PERL, from file to answer: each kind in turn, so that noise falls on all."""
     if real:
         backbone, data = perlclip.load_backbone(str(real / "clip"), device="cpu"), photographs(real, "eurosat")
@@ -475,6 +475,7 @@ def cost(real: Path | None, rounds: int, images: int = 32) -> None:
     classifier = perlclip.Classifier(method, shots.class_names, shots.template)
     classifier.calibrate(shots, progress=False)  # what is known does not matter here, only that it is
     untouched = perlclip.Classifier(method, shots.class_names, shots.template)
+    images = 4 if real else 32
     some = list(data.test.images[:images])
     times: dict[str, list[float]] = {name: [] for name in ASKED}
     for turn in range(rounds + 1):

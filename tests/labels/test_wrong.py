@@ -36,6 +36,14 @@ def test_where_all_labels_are_right_none_is_doubted():
     assert not (found.wrong_N > SUSPECT).any() and found.share < 0.01
 
 
+def test_classes_whose_names_the_texts_do_not_know_are_not_doubted():
+    """Texts that are very sure, of most classes right and of two always wrong, are no evidence against labels."""
+    v_NE, _, labels_N = clusters(6, spread=0.35, each=8)
+    texts_NC = 60.0 * F.one_hot(torch.where(labels_N < 2, labels_N + 2, labels_N), CLASSES)
+    found = doubts(v_NE, texts_NC, labels_N)
+    assert (found.wrong_N > SUSPECT).double().mean() < 0.1 and found.share < 0.05
+
+
 def test_labels_mixed_up_with_one_other_class_are_found_as_well():
     """All wrong ones are of one class and called the same: that is not spread evenly, and the share says nothing."""
     v_NE, texts_NC, labels_N = clusters(7, each=60)

@@ -1,7 +1,7 @@
 """Which labels are wrong, and what would be right: from answers to each image that its own label has no say in.
 
 Ridge regression on frozen features is asked about each image without it, which is exact in closed form, and mixed with
-what the class texts say, as `choose_head` does. So much is known of every image: p(c), how probable each class is.
+what the class texts say, so that the labels are most probable. That is p(c), how probable each class is for an image.
 Then some share e of the labels is wrong, and those are spread evenly over the other classes:
 
     P(y) = (1 - e) p(y)^T/Z + e (1 - p(y)^T/Z) / (C - 1)
@@ -20,13 +20,14 @@ Shapes: N images, C classes, F features, L strengths, T sharpnesses.
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.heads.regression import Ridge
-from perlclip.training.choose_head import STRENGTHS, Said, choose
+from perlclip.training.choose_head import IMAGES, SCALES, STRENGTHS, TEXTS
 
 SHARPNESS = tuple(2 ** (k / 4) for k in range(-24, 13))  # texts alone may be sixty times too sure
 SUSPECT = 0.25  # chosen on `TUNED` of benchmarks/labels.py, for most of the wrong labels with three in four right
@@ -63,14 +64,28 @@ def left_out(features_NF: Tensor, texts_NC: Tensor, labels_N: Tensor, groups_N: 
     groups_N = torch.arange(len(labels_N)) if groups_N is None else groups_N
     texts_NC = texts_NC.float()
     scores_LNC = Ridge.of(features_NF, labels_N, texts_NC.shape[1]).left_out(STRENGTHS, groups_N)
-    held = Said(labels_N=labels_N, zero_NC=texts_NC, adapted_NC=texts_NC, scores_LNC=scores_LNC)
-    choice = choose(held, (1.0,), "each left out")
-    scores_NC = scores_LNC[STRENGTHS.index(choice.strength)].float()
-    mixed_NC = choice.text * texts_NC + choice.scale * scores_NC
+    scores_NC, mixed_NC = _mixed(texts_NC, scores_LNC.float(), labels_N)
     # Without an image that is alone in its class, regression knows no such class: only the texts can say.
     others = Counter(label for label, _ in set(zip(labels_N.tolist(), groups_N.tolist(), strict=True)))
     alone_N = torch.tensor([others[label] == 1 for label in labels_N.tolist()])
     return torch.where(alone_N[:, None], texts_NC, mixed_NC), scores_NC.max(1).values
+
+
+def _mixed(texts_NC: Tensor, scores_LNC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Ridge regression's scores and their sum with the texts, under which the labels are most probable.
+
+    Unlike a head, regression always has a say: texts alone would doubt every label of a class whose name they do not
+    know.
+    """
+    count = len(labels_N)
+    some = torch.arange(min(count, IMAGES)) * count // min(count, IMAGES)  # spread over all; the choice needs no more
+
+    def loss(mixture: tuple[int, float, float]) -> float:
+        strength, text, scale = mixture
+        return F.cross_entropy(text * texts_NC[some] + scale * scores_LNC[strength, some], labels_N[some]).item()
+
+    strength, text, scale = min(product(range(len(STRENGTHS)), TEXTS, SCALES[1:]), key=loss)
+    return scores_LNC[strength], text * texts_NC + scale * scores_LNC[strength]
 
 
 def _most_probable(logits_NC: Tensor, labels_N: Tensor) -> float:
