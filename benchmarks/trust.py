@@ -1,17 +1,20 @@
 """Are probabilities right, outsiders noticed, sets as good as they say? Zero-shot CLIP, ridge regression, PERL.
 
-    python -m benchmarks.trust_features FEATURES [--real FOLDER]     frozen embeddings, once
-    python -m benchmarks.trust perl FEATURES --sets noisy_shapes     trains PERL on a toybox set, some minutes each
-    python -m benchmarks.trust measure FEATURES --split val          to choose by
-    python -m benchmarks.trust measure FEATURES --out docs/results/trust     the test images: tables and a figure
-    python -m benchmarks.trust cost                                  what it adds to a prediction
+    python -m benchmarks.features FEATURES [--real FOLDER]                       frozen embeddings, once
+    python -m benchmarks.trust perl FEATURES [--real FOLDER] --sets NAME …       trains PERL, of drawn sets minutes each
+    python -m benchmarks.trust measure FEATURES --split val                      to choose by
+    python -m benchmarks.trust measure FEATURES --out docs/results/trust         the test images: tables and a figure
+    python -m benchmarks.trust cost [--real FOLDER]                              what it adds to a prediction
 
-All of it is made of what `fit` sees: 16 shots (Tiny ImageNet 8) of the base classes, each left out in turn, or held out
-of PERL's rehearsal. Far outsiders are the images of the suite's other sets, near ones those of the set's novel classes.
+All of it is made of what `fit` sees: 16 shots of the base classes, each left out in turn, or held out of PERL's
+rehearsal, drawn anew for each seed. Numbers are means over seeds, with their standard deviation. Far outsiders are the
+images of the suite's other sets, near ones those of the set's novel classes. Photographs have no validation images:
+those of the training split that are no shots take their place.
 """
 
 import argparse
 import csv
+import json
 import random
 import statistics
 import time
@@ -22,26 +25,34 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
 import perlclip
-from benchmarks.trust_features import SIZES, TOYS
+from benchmarks.features import PHOTOGRAPHS
+from benchmarks.photographs import photographs
+from perlclip.data.sets import ImageSet
 from perlclip.data.toybox import load_toybox
 from perlclip.heads.answering import Answering
 from perlclip.heads.regression import Ridge
+from perlclip.methods.base import Method
+from perlclip.text.classes import spelling
 from perlclip.training import choose_head
-from perlclip.training.shots import look_at
+from perlclip.training.shots import Seen, look_at
 from perlclip.trust import conformal
 from perlclip.trust.calibration import carried_temperature, fit_temperature
 from perlclip.trust.conformal import KINDS, LabelSets
-from perlclip.trust.rejection import NEAR, FarWords, Rejection, class_means, known_words, text_score
+from perlclip.trust.record import Trust
+from perlclip.trust.rejection import FarWords, class_means, text_score
 from perlclip.trust.reliability import BINS, reliability
 from perlclip.viz.drawing import Drawing, draw
 from perlclip.viz.style import BLUE, GREY, VERMILION
 
-COVERAGE, RATE = 0.9, 0.05
+TOYS = ("noisy_shapes", "cluttered_toys", "turned_shapes", "gray_toys", "closeup_textures", "tiny_toys")
+SHOTS, COVERAGE, RATE = 16, 0.9, 0.05
+OUTSIDE = 600  # images of other sets, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,24 +75,72 @@ def as_zero_shot(v_NE: Tensor, zero_NC: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A method on a set: answers to shots held out, and to fresh images of both halves."""
+    """A method on a set: answers to shots held out, to fresh images of both halves, and, among base classes, to others.
+
+    `trust` is what the library makes of the shots held out, `far` the words that it rejects by.
+    """
 
     suite: str
     name: str
     method: str
+    seed: int
     held: Said
     base: Said
     novel: Said
+    outside: dict[str, Said]
     t_CE: Tensor  # frozen texts of all classes
-    head: Answer = as_zero_shot  # the answer among base classes to any embedding
+    trust: Trust
+    far: FarWords | None
+    rehearsed: Said | None = None  # the base images, answered by what was trained in the rehearsal
 
 
-def frozen_cases(folder: Path, name: str, split: str) -> Iterator[Case]:
+def drawn(labels_N: Tensor, seed: int) -> list[int]:
+    """Places of the shots of the base classes."""
+    rng, classes = random.Random(seed), range(-(-(int(labels_N.max()) + 1) // 2))
+    places = [(labels_N == c).nonzero()[:, 0].tolist() for c in classes]
+    return sorted(i for some in places for i in rng.sample(some, min(SHOTS, len(some))))
+
+
+def split_places(folder: Path, name: str, split: str, shots: list[int]) -> tuple[str, list[int]]:
+    """A part's name, and the places in it that `split` stands for."""
+    part = "train" if split == "val" and name in PHOTOGRAPHS else split
+    count = len(load_file(folder / f"{name}-{part}.safetensors")["labels_N"])
+    kept = sorted(set(range(count)) - set(shots)) if part == "train" else list(range(count))
+    return part, kept if name in PHOTOGRAPHS else kept[:: 2 if part == "test" else 1]
+
+
+def others(folder: Path, name: str) -> list[tuple[str, list[int]]]:
+    """Sets of the same suite and places among their test images: far outsiders."""
+    suite = PHOTOGRAPHS if name in PHOTOGRAPHS else TOYS
+    found = {other: folder / f"{other}-test.safetensors" for other in suite if other != name}
+    sizes = {other: len(load_file(path)["labels_N"]) for other, path in found.items() if path.exists()}
+    most = OUTSIDE // max(1, len(sizes))
+    return [(other, [k * size // most for k in range(most)] if size > most else list(range(size)))
+            for other, size in sizes.items()]  # fmt: skip
+
+
+def far_words(folder: Path, name: str) -> FarWords | None:
+    """As `FarWords.of` has them for the base classes, from embeddings."""
+    path = folder / f"{name}-texts.safetensors"
+    texts = load_file(path)
+    with safe_open(path, "pt") as file:
+        words, names = (json.loads(file.metadata()[key]) for key in ("words", "classes"))
+    half = -(-len(names) // 2)
+    named = {word for each in names[:half] for word in spelling(each).split()}
+    kept = [i for i, word in enumerate(words) if not set(word.split()) & named]
+    if name not in PHOTOGRAPHS:
+        return None
+    return FarWords.chosen([words[i] for i in kept], texts["t_WE"][kept], texts["t_CE"][:half], texts["scale"].item())
+
+
+def frozen_cases(folder: Path, name: str, split: str, seed: int) -> Iterator[Case]:
     """Zero-shot CLIP and ridge regression, from embeddings."""
-    shots, fresh, texts = (load_file(folder / f"{name}-{part}.safetensors") for part in ("train", split, "texts"))
+    train, texts = (load_file(folder / f"{name}-{part}.safetensors") for part in ("train", "texts"))
     t_CE, scale = texts["t_CE"], texts["scale"].item()
-    half, labels_N = -(-len(t_CE) // 2), fresh["labels_N"]
-    suite = "photographs" if name in SIZES else "toybox"
+    half, places = -(-len(t_CE) // 2), drawn(train["labels_N"], seed)
+    part, kept = split_places(folder, name, split, places)
+    fresh = {key: value[kept] for key, value in load_file(folder / f"{name}-{part}.safetensors").items()}
+    labels_N, far = fresh["labels_N"], far_words(folder, name)
 
     def said(v_NE: Tensor, labels_N: Tensor, t_CE: Tensor, head: Answer = as_zero_shot) -> Said:
         zero_NC = scale * v_NE @ t_CE.T
@@ -90,19 +149,25 @@ def frozen_cases(folder: Path, name: str, split: str) -> Iterator[Case]:
 
     def case(method: str, held: Said, head: Answer = as_zero_shot) -> Case:
         base, novel = (fresh["v_NE"][where] for where in (labels_N < half, labels_N >= half))
+        strangers = [load_file(folder / f"{other}-test.safetensors")["v_NE"][i] for other, i in others(folder, name)]
+        outside = {"near": novel} | ({"far": torch.cat(strangers)} if strangers else {})
         return Case(
-            suite=suite, name=name, method=method, held=held, t_CE=t_CE, head=head,
+            suite="photographs" if name in PHOTOGRAPHS else "toybox", name=name, method=method, seed=seed, held=held,
             base=said(base, labels_N[labels_N < half], t_CE[:half], head),
             novel=said(novel, labels_N[labels_N >= half] - half, t_CE[half:]),
+            outside={kind: said(v_NE, torch.zeros(0), t_CE[:half], head) for kind, v_NE in outside.items()},
+            t_CE=t_CE, far=far,
+            trust=Trust.of(
+                "each left out", held.logits_NC, held.texts_NC, held.labels_N, held.v_NE, far, means_CE, near_N
+            ),
         )  # fmt: skip
 
-    zero = said(shots["v_NE"], shots["labels_N"], t_CE[:half])
+    zero = said(train["v_NE"][places], train["labels_N"][places], t_CE[:half])
+    means_CE, near_N = class_means(zero.v_NE, zero.labels_N, half)
     yield case("zero-shot", zero)
     ridge = Ridge.of(zero.v_NE, zero.labels_N, half)
-    means_CE, near_N = class_means(zero.v_NE, zero.labels_N, half)
-    held = choose_head.HeldOut(
-        labels_N=zero.labels_N, zero_NC=zero.zero_NC, adapted_NC=zero.zero_NC, v0_NE=zero.v_NE,
-        near_N=near_N, means_CE=means_CE,
+    held = choose_head.Said(
+        labels_N=zero.labels_N, zero_NC=zero.zero_NC, adapted_NC=zero.zero_NC,
         scores_LNC=ridge.left_out(choose_head.STRENGTHS, torch.arange(len(zero.labels_N))),
     )  # fmt: skip
     choice = choose_head.choose(held, (1.0,), "each left out")
@@ -112,25 +177,44 @@ def frozen_cases(folder: Path, name: str, split: str) -> Iterator[Case]:
     yield case("ridge", left_out, lambda v, zero: choice.text * zero + choice.scale * (v @ weight_CE.T + bias_C))
 
 
-def perl_case(folder: Path, name: str, split: str) -> Case:
+def perl_case(folder: Path, path: Path, split: str) -> Case:
     """From what `perl` has saved."""
-    found, t_CE = (
-        load_file(folder / f"{name}-perl.safetensors"),
-        load_file(folder / f"{name}-texts.safetensors")["t_CE"],
-    )
-    parts = {
-        part: Said(**{key: found[f"{part}.{key}"] for key in Said.__dataclass_fields__})
-        for part in ("held", f"base-{split}", f"novel-{split}")
-    }
-    held, base, novel = parts.values()
-    return Case(suite="toybox", name=name, method="perl", held=held, base=base, novel=novel, t_CE=t_CE)
+    name, _, seed = path.stem.split("-")
+    found, t_CE = load_file(path), load_file(folder / f"{name}-texts.safetensors")["t_CE"]
+
+    def said(part: str) -> Said:
+        return Said(**{key: found[f"{part}.{key}"] for key in Said.__dataclass_fields__})
+
+    held, far = said("held"), far_words(folder, name)
+    return Case(
+        suite="photographs" if name in PHOTOGRAPHS else "toybox", name=name, method="perl", seed=int(seed), held=held,
+        base=said(f"base-{split}"), novel=said(f"novel-{split}"), t_CE=t_CE, far=far,
+        rehearsed=said(f"rehearsed-{split}"),
+        outside={"near": said(f"near-{split}"), "far": said("far")},
+        trust=Trust.of(
+            "rehearsal", held.logits_NC, held.texts_NC, held.labels_N, held.v_NE, far,
+            found["means_CE"], found["near_N"],
+        ),
+    )  # fmt: skip
 
 
-def train_perl(folder: Path, name: str, seed: int = 1) -> None:
+def train_perl(folder: Path, name: str, seed: int, real: Path | None) -> None:
     """PERL as `fit` makes it; what it says about held-out shots is caught on the way."""
-    backbone, data = perlclip.load_backbone("tiny", device="cpu"), load_toybox(name)
+    out = folder / f"{name}-perl-{seed}.safetensors"
+    if out.exists():
+        return
+
+    def load(name: str) -> Any:
+        return photographs(real, name) if real else load_toybox(name)
+
+    clip = str(real / "clip") if real else "tiny"
+    backbone, data, began = (
+        perlclip.load_backbone(clip, dtype="bfloat16" if real else "float32"),
+        load(name),
+        time.time(),
+    )
     method = perlclip.create_method("perl", backbone, seed=seed)
-    train = data.train.few_shot(16, random.Random(seed)).base()
+    places = drawn(torch.tensor([int(label) for label in data.train.labels]), seed)
     kept: dict[str, Any] = {}
     chosen = choose_head.choose
 
@@ -138,25 +222,44 @@ def train_perl(folder: Path, name: str, seed: int = 1) -> None:
         kept["held"], kept["choice"] = held, chosen(held, *rest)
         return kept["choice"]
 
-    choose_head.choose = choose
-    fitted = perlclip.fit(method, train, seed=seed, thresholds=False)
-    choose_head.choose = chosen
+    def look(fresh: Method, *rest: Any) -> Seen:
+        kept["rehearsed"] = fresh
+        return look_at(fresh, *rest)
+
+    choose_head.choose, choose_head.look_at = choose, look
+    fitted = perlclip.fit(method, data.train.select(places).base(), seed=seed, thresholds=False, progress=False)
+    choose_head.choose, choose_head.look_at = chosen, look_at
     held, choice = kept["held"], kept["choice"]
     logits_NC, texts_NC = held.answers(choice)
     save = {"labels_N": held.labels_N, "logits_NC": logits_NC, "texts_NC": texts_NC, "zero_NC": held.zero_NC}
-    out = {f"held.{key}": value for key, value in {**save, "v_NE": held.v0_NE}.items()}
-    for part, images in (("val", data.val), ("test", data.test.select(range(0, len(data.test), 2)))):
-        for half, some in (("base", images.base()), ("novel", images.novel())):
-            state = method.class_state(some.classes, novel=half == "novel")
-            seen = look_at(method, some, state)
-            with torch.no_grad():
-                logits_NC = Answering(method, state, fitted.head).finish(seen.adapted_NC[None], seen.v_KNE)[-1]
-            texts_NC = choice.share * seen.adapted_NC + (1 - choice.share) * seen.zero_NC
-            save = {"labels_N": seen.labels_N, "logits_NC": logits_NC, "texts_NC": texts_NC, "zero_NC": seen.zero_NC}
-            out |= {f"{half}-{part}.{key}": value for key, value in {**save, "v_NE": seen.v0_NE}.items()}
-    save_file({key: value.float().contiguous() if value.is_floating_point() else value for key, value in out.items()},
-              folder / f"{name}-perl.safetensors")  # fmt: skip
-    print(name, fitted.choice and fitted.choice.sentence)
+    found = {f"held.{key}": value for key, value in {**save, "v_NE": held.v0_NE}.items()}
+    found |= {"near_N": held.near_N, "means_CE": held.means_CE}
+
+    def ask(what: str, images: ImageSet, classes: ImageSet, novel: bool = False, method: Method = method) -> None:
+        """Images among these classes, whether or not they are of one."""
+        state = method.class_state(classes.classes, novel=novel)
+        seen = look_at(method, images, state)
+        with torch.no_grad():
+            answering = Answering(method, state, fitted.head)
+            device = backbone.device
+            logits_NC = answering.finish(seen.adapted_NC[None].to(device), seen.v_KNE.to(device))[-1].cpu()
+        texts_NC = choice.share * seen.adapted_NC + (1 - choice.share) * seen.zero_NC
+        save = {"labels_N": seen.labels_N, "logits_NC": logits_NC, "texts_NC": texts_NC, "zero_NC": seen.zero_NC}
+        found.update({f"{what}.{key}": value for key, value in {**save, "v_NE": seen.v0_NE}.items()})
+
+    base = data.train.base()
+    for split in ("val", "test"):
+        part, some = split_places(folder, name, split, places)
+        images = getattr(data, part).select(some)
+        ask(f"base-{split}", images.base(), base)
+        ask(f"rehearsed-{split}", images.base(), base, method=kept["rehearsed"])
+        ask(f"novel-{split}", images.novel(), images.novel(), novel=True)
+        ask(f"near-{split}", images.novel(), base)
+    strangers = [image for other, some in others(folder, name) for image in load(other).test.select(some).images]
+    ask("far", ImageSet(images=strangers, labels=[0] * len(strangers), class_names=("any",)), base)
+    save_file({key: value.float().contiguous() if value.is_floating_point() else value.contiguous()
+               for key, value in found.items()}, out)  # fmt: skip
+    print(f"{name} {seed}: {time.perf_counter() - began:.0f} s; {fitted.choice and fitted.choice.sentence}", flush=True)
 
 
 def log_loss_temperature(logits_NC: Tensor, labels_N: Tensor) -> float:
@@ -192,55 +295,52 @@ def calibrated(case: Case) -> Iterator[dict[str, Any]]:
 
 def covered(case: Case) -> Iterator[dict[str, Any]]:
     """Coverage and size of sets of labels among the base classes."""
-    t = fit_temperature(case.held.logits_NC, case.held.labels_N)
+    t = case.trust.calibration.temperature
     held_NC, p_BC = (said.logits_NC.double().div(t).softmax(-1) for said in (case.held, case.base))
     sets = LabelSets.of(held_NC, case.held.labels_N)
+    labels_N1 = case.base.labels_N[:, None]
     right = (p_BC.argmax(-1) == case.base.labels_N).double().mean().item()
     for kind in KINDS:
         within_BC = sets.of_images(p_BC, kind, COVERAGE)
-        hit = within_BC.gather(1, case.base.labels_N[:, None]).double().mean().item()
+        hit = within_BC.gather(1, labels_N1).double().mean().item()
+        shifted = None
+        if case.rehearsed:  # many images, so that the draw of those held out plays no part
+            many = LabelSets.of(case.rehearsed.logits_NC.double().div(t).softmax(-1), case.base.labels_N)
+            shifted = 100 * many.of_images(p_BC, kind, COVERAGE).gather(1, labels_N1).double().mean().item()
         yield {
-            "kind": kind, "held out": len(case.held.labels_N), "images": len(p_BC), "accuracy": 100 * right,
-            "coverage": 100 * hit, "size": within_BC.sum(1).double().mean().item(), "classes": p_BC.shape[1],
+            "kind": kind, "held out": len(case.held.labels_N), "images": len(p_BC), "classes": p_BC.shape[1],
+            "accuracy": 100 * right, "coverage": 100 * hit, "size": within_BC.sum(1).double().mean().item(),
+            "coverage by the rehearsal": shifted,
         }  # fmt: skip
 
 
-def far_words(folder: Path, case: Case, words: list[str], near: float = NEAR) -> FarWords | None:
-    """As `FarWords.of`, from embeddings."""
-    if case.suite == "toybox":
-        return None
-    texts, half = load_file(folder / f"{case.name}-texts.safetensors"), case.held.logits_NC.shape[1]
-    return FarWords.chosen(words, texts["t_WE"], texts["t_CE"][:half], texts["scale"].item(), near)
-
-
-def rejected(folder: Path, case: Case, others: dict[str, Said], words: list[str]) -> Iterator[dict[str, Any]]:
+def rejected(case: Case) -> Iterator[dict[str, Any]]:
     """AUROC, false positives at 95 %, and the shares that are rejected at the default rate."""
-    t, classes = fit_temperature(case.held.logits_NC, case.held.labels_N), range(case.held.logits_NC.shape[1])
-    far = far_words(folder, case, words)
+    t, classes = case.trust.calibration.temperature, range(case.held.logits_NC.shape[1])
+    found = case.trust.rejection
 
     def texts(said: Said) -> Tensor:
-        return text_score((said.logits_NC / t).softmax(-1), far, said.v_NE)
+        return text_score((said.logits_NC / t).softmax(-1), case.far, said.v_NE)
 
-    means_CE, near_N = class_means(case.held.v_NE, case.held.labels_N, len(classes))
-    found = Rejection.of("words" if far else "probability", texts(case.held), near_N, means_CE)
     kinds: dict[str, Callable[[Said], Tensor]] = {
         found.first: texts,
-        "shots": lambda said: (said.v_NE @ means_CE.T).amax(-1),
+        "shots": lambda said: (said.v_NE @ found.means_of(classes, said.v_NE).T).amax(-1),
         "both": lambda said: found.score(texts(said), said.v_NE, classes),
     }
-    if far:
+    if case.far:
         kinds["probability"] = lambda said: (said.logits_NC / t).softmax(-1).amax(-1)
     for kind, scores in kinds.items():
         inside_B, threshold = scores(case.base), found.threshold(RATE, alone=kind == found.first)
-        for outsiders, said in others.items():
+        for outsiders, said in case.outside.items():
             outside_B = scores(said)
             row = {
-                "score": kind, "outsiders": outsiders, "auroc": auroc(inside_B, outside_B),
+                "score": kind, "outsiders": outsiders, "images": len(inside_B), "strangers": len(outside_B),
+                "auroc": auroc(inside_B, outside_B),
                 "fpr95": (outside_B >= inside_B.quantile(0.05)).double().mean().item(),
                 "rejected": 100 * (inside_B < threshold).double().mean().item(),
                 "outsiders rejected": 100 * (outside_B < threshold).double().mean().item(),
             }  # fmt: skip
-            yield row if kind in ("both", found.first) else row | {"rejected": 0.0, "outsiders rejected": 0.0}
+            yield row if kind in ("both", found.first) else row | {"rejected": None, "outsiders rejected": None}
 
 
 def auroc(inside_B: Tensor, outside_B: Tensor) -> float:
@@ -250,23 +350,26 @@ def auroc(inside_B: Tensor, outside_B: Tensor) -> float:
     ).item()
 
 
-def outsiders(folder: Path, case: Case, split: str) -> dict[str, Said]:
-    """Images of the other sets, and of the novel classes, answered among the base classes as if they were of one."""
-    t_CE = case.t_CE[: case.held.logits_NC.shape[1]]
-    found = {"near": case.novel.v_NE}
-    for name in SIZES if case.suite == "photographs" else TOYS:
-        path = folder / f"{name}-{split}.safetensors"
-        if name != case.name and path.exists():
-            found[name] = load_file(path)["v_NE"]
-    scale = load_file(folder / f"{case.name}-texts.safetensors")["scale"].item()
-    said = {}
-    for name, v_NE in found.items():
-        zero_NC = scale * v_NE @ t_CE.T
-        said[name] = Said(
-            labels_N=torch.zeros(len(v_NE), dtype=torch.long), logits_NC=case.head(v_NE, zero_NC),
-            texts_NC=zero_NC, zero_NC=zero_NC, v_NE=v_NE,
-        )  # fmt: skip
-    return said
+TABLES: dict[str, tuple[Callable[[Case], Iterator[dict[str, Any]]], tuple[str, ...], tuple[str, ...]]] = {
+    "calibration": (
+        calibrated, ("half", "rule"), ("accuracy", "ece", "ece_equal_mass", "brier", "nll", "temperature")
+    ),
+    "sets": (covered, ("kind",), ("held out", "accuracy", "coverage", "size", "coverage by the rehearsal")),
+    "rejection": (rejected, ("score", "outsiders"), ("auroc", "fpr95", "rejected", "outsiders rejected")),
+}  # fmt: skip
+
+
+def over(rows: list[dict[str, Any]], by: tuple[str, ...], of: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Means of rows that are alike in some columns, with the standard deviation of the first and how many there are."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in by), []).append(row)
+    return [
+        dict(zip(by, key, strict=True)) | {"runs": len(some)}
+        | {k: some[0][k] if some[0][k] is None else statistics.mean(row[k] for row in some) for k in of}
+        | {f"{k} sd": statistics.pstdev(row[k] for row in some) for k in of if k in ("ece", "coverage", "auroc")}
+        for key, some in groups.items()
+    ]  # fmt: skip
 
 
 def write(rows: list[dict[str, Any]], path: Path) -> None:
@@ -274,61 +377,39 @@ def write(rows: list[dict[str, Any]], path: Path) -> None:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
+            writer.writerow({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
 
 
-def means(rows: list[dict[str, Any]], by: tuple[str, ...], of: tuple[str, ...]) -> None:
-    """On the screen: averages over the sets."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in by), []).append(row)
-    for key, some in sorted(groups.items()):
-        print(*key, *(f"{name} {statistics.mean(row[name] for row in some):.3f}" for name in of), f"({len(some)})")
+def cases(folder: Path, split: str, seeds: int, sets: list[str]) -> Iterator[Case]:
+    for name in sets:
+        if not all((folder / f"{name}-{part}.safetensors").exists() for part in ("train", "test", "texts")):
+            print(f"there are no features of {name}")
+            continue
+        for seed in range(1, seeds + 1):
+            yield from frozen_cases(folder, name, split, seed)
+        for path in sorted(folder.glob(f"{name}-perl-*.safetensors")):
+            yield perl_case(folder, path, split)
 
 
-def cases(folder: Path, split: str) -> Iterator[Case]:
-    for name in (*TOYS, *SIZES):
-        if all((folder / f"{name}-{part}.safetensors").exists() for part in ("train", split, "texts")):
-            yield from frozen_cases(folder, name, split)
-        if (folder / f"{name}-perl.safetensors").exists():
-            yield perl_case(folder, name, split)
-
-
-def measure(folder: Path, split: str, out: Path | None, clip: str) -> None:
-    found = list(cases(folder, split))
-    words = known_words(perlclip.load_backbone(clip, device="cpu")) if clip else []
-    tables: dict[str, list[dict[str, Any]]] = {"calibration": [], "sets": [], "rejection": []}
-    for case in found:
-        whose = {"suite": case.suite, "set": case.name, "method": case.method}
-        tables["calibration"] += [whose | row for row in calibrated(case)]
-        tables["sets"] += [whose | row for row in covered(case)]
-        if case.method != "perl" and (case.suite == "toybox" or words):
-            others = outsiders(folder, case, split)
-            tables["rejection"] += [whose | row for row in rejected(folder, case, others, words)]
-    for row in tables["rejection"]:
-        row["distance"] = "near" if row["outsiders"] == "near" else "far"
-    means(
-        tables["calibration"],
-        ("suite", "method", "half", "rule"),
-        ("accuracy", "ece", "ece_equal_mass", "brier", "nll"),
-    )
-    means(tables["sets"], ("suite", "method", "kind"), ("held out", "accuracy", "coverage", "size"))
-    means(
-        tables["rejection"],
-        ("suite", "method", "score", "distance"),
-        ("auroc", "fpr95", "rejected", "outsiders rejected"),
-    )
+def measure(folder: Path, split: str, out: Path | None, seeds: int, sets: list[str]) -> None:
+    found = list(cases(folder, split, seeds, sets))
+    for table, (rows_of, keys, numbers) in TABLES.items():
+        whose = [{"suite": case.suite, "set": case.name, "method": case.method} for case in found]
+        rows = [who | row for who, case in zip(whose, found, strict=True) for row in rows_of(case)]
+        by_set = over(rows, ("suite", "set", "method", *keys), numbers)
+        for row in sorted(over(by_set, ("suite", "method", *keys), numbers), key=str):
+            print(table, *(f"{k} {v:.3f}" if isinstance(v, float) else v for k, v in row.items()))
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+            write(by_set, out / f"{table}.csv")
     if split == "val":
         for penalty in (0.0, 0.02, 0.05, 0.1, 0.2):
             for free in (1, 2, 5):
                 conformal.PENALTY, conformal.FREE = penalty, free
                 sizes = [row for case in found for row in covered(case) if row["kind"] == "raps"]
-                numbers = (statistics.mean(row[key] for row in sizes) for key in ("coverage", "size"))
-                print(f"raps: penalty {penalty}, free {free}:", *(f"{number:.3f}" for number in numbers))
+                mean = (statistics.mean(row[key] for row in sizes) for key in ("coverage", "size"))
+                print(f"raps: penalty {penalty}, free {free}:", *(f"{number:.3f}" for number in mean))
     if out:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, rows in tables.items():
-            write(rows, out / f"{name}.csv")
         for path, content in draw_reliability(found).files(out).items():
             path.write_bytes(content)
 
@@ -361,11 +442,8 @@ def draw_reliability(found: list[Case]) -> Drawing:
 
 def sureness(case: Case, half: str, after: bool) -> tuple[Tensor, Tensor]:
     """The best class's probability of each image, and whether it is right."""
-    said, held = getattr(case, half), case.held
-    t = 1.0
-    if after:
-        t = fit_temperature(held.logits_NC, held.labels_N)
-        t = carried_temperature(held.texts_NC, held.labels_N) if half == "novel" else t
+    said = getattr(case, half)
+    t = case.trust.calibration.of(novel=half == "novel", head=True) if after else 1.0
     top_B, answer_B = (said.logits_NC / t).softmax(-1).max(-1)
     return top_B, (answer_B == said.labels_N).float()
 
@@ -377,57 +455,57 @@ def binned(top_B: Tensor, right_B: Tensor, fewest: int = 10) -> list[tuple[float
     return [(top_B[where].mean().item(), right_B[where].mean().item()) for where in inside]
 
 
-def cost(images: int = 32) -> None:
-    """CPU milliseconds per image of all that is added to a prediction, and of one on the embedded backbone."""
-    print(f"added, tiny, 24 classes: {added(images, 24, 128, 0):.3f} ms per image")
-    print(f"added, ViT-B/16's width, 100 classes, 1600 words: {added(images, 100, 512, 1600):.3f} ms per image")
-    data, method = load_toybox("noisy_shapes"), perlclip.create_method("perl", perlclip.load_backbone("tiny"))
-    classifier, some = perlclip.Classifier(method, data.test.class_names), list(data.test.images[:images])
-    whole = milliseconds(lambda: classifier.predict(some), 5) / images
-    print(f"a prediction of PERL on tiny: {whole:.1f} ms per image")
+ASKED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "calibrated": {},
+    "reject": {"reject": True},
+    "coverage": {"coverage": COVERAGE},
+    "reject and coverage": {"reject": True, "coverage": COVERAGE},
+}
 
 
-def added(images: int, classes: int, width: int, words: int) -> float:
-    """Temperature, scores and sets of random answers."""
-    v_BE, p_BC = F.normalize(torch.randn(images, width), dim=-1), torch.randn(images, classes).softmax(-1)
-    t_WE, t_CE = (F.normalize(torch.randn(count, width), dim=-1) for count in (words, classes))
-    far, labels_B = FarWords(("",) * words, t_WE, t_CE, 100.0) if words else None, torch.arange(images) % classes
-    means_CE, near_B = class_means(v_BE, labels_B, classes)
-    rejection = Rejection.of("words", text_score(p_BC, far, v_BE), near_B, means_CE)
-    sets = LabelSets.of(p_BC, labels_B)
-
-    def work() -> None:
-        q_BC = (p_BC / 1.3).softmax(-1)
-        (rejection.score(text_score(q_BC, far, v_BE), v_BE, range(classes)) < 0).tolist()
-        sets.of_images(q_BC, "lac", COVERAGE).tolist()
-        q_BC.argsort(dim=-1, descending=True, stable=True).tolist()
-
-    return milliseconds(work, 30) / images
-
-
-def milliseconds(work: Callable[[], object], rounds: int) -> float:
-    """Median CPU time."""
-    times = []
-    for _ in range(rounds):
-        began = time.process_time()
-        work()
-        times.append(1000 * (time.process_time() - began))
-    return statistics.median(times)
+def cost(real: Path | None, rounds: int) -> None:
+    """CPU time of whole predictions of PERL, from file to answer: each kind in turn, so that noise falls on all."""
+    if real:
+        backbone, data = perlclip.load_backbone(str(real / "clip"), device="cpu"), photographs(real, "eurosat")
+    else:
+        backbone, data = perlclip.load_backbone("tiny", device="cpu"), load_toybox("noisy_shapes")
+    method = perlclip.create_method("perl", backbone)
+    shots = data.train.few_shot(4, random.Random(1)).base()
+    classifier = perlclip.Classifier(method, shots.class_names, shots.template)
+    classifier.calibrate(shots, progress=False)  # what is known does not matter here, only that it is
+    untouched = perlclip.Classifier(method, shots.class_names, shots.template)
+    images = 4 if real else 32
+    some = list(data.test.images[:images])
+    times: dict[str, list[float]] = {name: [] for name in ASKED}
+    for turn in range(rounds + 1):
+        for name, options in ASKED.items():
+            began = time.process_time()
+            (untouched if name == "plain" else classifier).predict(some, **options)
+            if turn:  # the first one makes what is made once
+                times[name].append(1000 * (time.process_time() - began) / images)
+    for name, each in times.items():
+        ratio = statistics.median(mine / plain for mine, plain in zip(each, times["plain"], strict=True))
+        least = min(each) / min(times["plain"])
+        print(f"{name}: {statistics.median(each):.2f} ms per image, x{ratio:.4f} (of the least, x{least:.4f})")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("perl", "measure", "cost"))
     parser.add_argument("features", type=Path, nargs="?")
-    parser.add_argument("--sets", nargs="*", default=["noisy_shapes"])
-    parser.add_argument("--split", default="test")
-    parser.add_argument("--clip", default="", help="folder of the photographs' CLIP, for its tokenizer")
+    parser.add_argument("--sets", nargs="*", default=[*TOYS, *PHOTOGRAPHS])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="of `perl`; `measure` takes how many")
+    parser.add_argument("--split", choices=("val", "test"), default="test")
+    parser.add_argument("--real", type=Path)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.what == "cost":
-        cost()
+        cost(options.real, options.rounds)
     elif options.what == "perl":
-        for each in options.sets:
-            train_perl(options.features, each)
+        for number in options.seeds:
+            for each in options.sets:
+                train_perl(options.features, each, number, options.real)
     else:
-        measure(options.features, options.split, options.out, options.clip)
+        measure(options.features, options.split, options.out, max(options.seeds), options.sets)

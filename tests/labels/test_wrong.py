@@ -36,6 +36,15 @@ def test_where_all_labels_are_right_none_is_doubted():
     assert not (found.wrong_N > SUSPECT).any() and found.share < 0.01
 
 
+def test_regression_has_its_say_and_texts_are_no_surer_than_they_are_right():
+    """Even where texts are right more often, so that there would be no head: alone they doubt whole classes."""
+    v_NE, _, labels_N = clusters(6, spread=3.0, each=20)
+    texts_NC = 60.0 * F.one_hot(torch.where(labels_N < 2, labels_N + 2, labels_N), CLASSES)
+    p_NC = left_out(v_NE, texts_NC, labels_N, None)[0].softmax(-1)
+    assert 0.5 < p_NC.amax(1).mean() < 0.9, "two thirds of what they say is right"
+    assert p_NC[labels_N == 5].std(0).max() > 1e-4, "these images differ only for regression"
+
+
 def test_labels_mixed_up_with_one_other_class_are_found_as_well():
     """All wrong ones are of one class and called the same: that is not spread evenly, and the share says nothing."""
     v_NE, texts_NC, labels_N = clusters(7, each=60)

@@ -18,6 +18,7 @@ from perlclip.trust.conformal import KINDS, LabelSets
 from perlclip.trust.record import Trust
 from perlclip.trust.rejection import FarWords, Rejection, class_means, known_words, word_list
 from perlclip.trust.reliability import reliability
+from perlclip.viz.mistakes import mistakes_page
 from tests.cli.test_cli import fails, run
 
 NAMES = ("red", "green grass", "blue")
@@ -173,6 +174,23 @@ def test_fit_calibrates_on_what_it_held_out_and_no_answer_changes(fitted, tree):
     answers = perlclip.Classifier(adapter).predict(images.images, top_k=3)
     found = [one.probability for one in answers]
     assert found == pytest.approx(calibrated.probabilities_BC.amax(-1).tolist(), abs=1e-5)
+
+
+def test_evaluate_says_what_predict_would(fitted, tree):
+    """How many of the sets hold the label, how large they are, and which images are rejected."""
+    adapter, images = fitted[0], perlclip.load_images(tree)
+    found = perlclip.evaluate(adapter, images, reject=True, reject_rate=0.2, progress=False)
+    answers = perlclip.Classifier(adapter).predict(images.images, reject=True, reject_rate=0.2, coverage=0.9)
+    assert found.rejected_B.tolist() == [one.rejected for one in answers]
+    assert found.metrics()["rejected"] == found.rejected == pytest.approx(100 * sum(found.rejected_B.tolist()) / 24)
+    named = [images.class_names[label] in one.labels for label, one in zip(images.labels, answers, strict=True)]
+    assert found.sets["lac"].coverage == pytest.approx(100 * sum(named) / len(named))
+    assert found.sets["lac"].size == pytest.approx(sum(len(one.labels) for one in answers) / len(answers))
+    assert "sets of labels that are to hold" in mistakes_page(found) and "none of the\nclasses" in mistakes_page(found)
+    some = perlclip.evaluate(adapter, images.base(), progress=False)
+    assert not some.sets and some.rejected is None and set(found.metrics()["sets"]) == set(KINDS)
+    with pytest.raises(PerlclipError, match="needs images that were held out"):
+        perlclip.evaluate(replace(adapter, trust=None), images, reject=True, progress=False)
 
 
 def test_without_shots_held_out_there_is_nothing_to_go_by(backbone, tree):

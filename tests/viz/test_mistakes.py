@@ -11,7 +11,7 @@ from PIL import Image
 
 from perlclip.data.images import Held
 from perlclip.inference.evaluation import Evaluation
-from perlclip.viz.mistakes import SIDE, draw_confusion, mistakes_page
+from perlclip.viz.mistakes import SIDE, draw_confusion, mistakes_page, shown_name
 from tests.browser import needs_browser, use
 
 NAMES = (r"$\input{x}$ </script><b>bold", "dog & cat", "lynx", "a word without any end " * 4)
@@ -61,6 +61,12 @@ def test_thumbnails_are_no_larger_than_needed(page):
 def test_names_are_text(page):
     assert "<b>bold" not in page and "<0>.jpg" not in page and "&lt;0&gt;.jpg" in page
     assert r"$\input{x}$ &lt;/script&gt;&lt;b&gt;bold" in page and page.count("</script>") == 1
+
+
+def test_a_name_cannot_be_read_as_another():
+    """By a sign that turns what follows around, a line break, or bytes that are no text."""
+    assert shown_name("café 🦊.png") == "café 🦊.png"
+    assert shown_name("cat\u202egnp.exe\n\udcff") == r"cat\u202egnp.exe\n?"
 
 
 def test_no_more_images_than_asked_for_and_of_every_pair_one(found):

@@ -197,6 +197,8 @@ def _record(path: Path, found: "Prediction", more: Sequence[str]) -> Iterator[di
     "--class-names", type=CLASS_NAMES, help="Names for DATA's folders, as in fit; they replace the adapter's classes."
 )
 @options("template", "backbone")
+@click.option("--reject", is_flag=True, help="Say how many images would be taken for none of the classes.")
+@click.option("--reject-rate", type=SHARE, default=0.05, help="Share of images of a class that may be rejected.")
 @click.option("--batch-size", type=POSITIVE, default=64)
 @click.option("--json", "as_json", is_flag=True, help="The metrics as one JSON object.")
 @click.option("--predictions", type=FOLDER, metavar="FILE", help="Every image's answer: FILE.csv, .jsonl or .parquet.")
@@ -273,6 +275,12 @@ def _show(found: "Evaluation") -> None:
                 f"{what}: confidence {measured.confidence:.1f} %, calibration error {measured.ece:.1f} % (equal mass "
                 f"{measured.ece_equal_mass:.1f} %), Brier score {measured.brier:.3f}, log-loss {measured.nll:.3f}"
             )
+    for kind, sets in found.sets.items():
+        click.echo(
+            f"sets of labels at 90 % ({kind}): {sets.coverage:.1f} % hold the label, {sets.size:.2f} labels each"
+        )
+    if found.rejected is not None:
+        click.echo(f"{found.rejected:.1f} % of the images are taken for none of the classes")
     click.echo(f"accuracy {found.accuracy:.2f} % on {found.total} images")
 
 

@@ -252,7 +252,7 @@ class Classifier:
         if self.trust and self._places is not None:  # of the shots, which these images are no part of
             means_CE = self.trust.rejection.means_of(self._places, v_NE)
             near_N = (v_NE.float() @ means_CE.T).amax(-1)
-        far = FarWords.of(backbone, self._state.classes)
+        self._far = far = FarWords.of(backbone, self._state.classes)
         both = scores[0].cpu(), scores[1].cpu()
         trust = Trust.of("own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, far, means_CE, near_N, both)
         self.trust = self._own_trust = trust

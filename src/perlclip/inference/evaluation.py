@@ -22,6 +22,7 @@ from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
 from perlclip.inference.cache import EvalCache, SetCache
+from perlclip.inference.classifier import Classifier
 from perlclip.inference.row_files import row_file
 from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
@@ -29,8 +30,12 @@ from perlclip.text.classes import are_novel
 from perlclip.thinking.limits import Budget, check_limits
 from perlclip.thinking.policy import Plan, Steps, make_plan
 from perlclip.thinking.thresholds import Thresholds
+from perlclip.trust.conformal import KINDS, enough
+from perlclip.trust.record import Trust
+from perlclip.trust.rejection import RATE
 from perlclip.trust.reliability import Reliability, reliability
 
+COVERAGE = 0.9  # of the sets that are looked at
 ANSWERS: dict[str, type] = {
     "image": str, "label": str, "answer": str, "correct": bool, "probability": float, "label_probability": float,
 }  # fmt: skip
@@ -58,6 +63,14 @@ class Confused:
     share: float
 
 
+@dataclass(frozen=True)
+class Covered:
+    """What sets of labels with a `COVERAGE` of 90 % came to: how many hold the label, in percent, and their size."""
+
+    coverage: float
+    size: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Top-1 accuracy in percent over all images, with what stands behind it.
@@ -65,7 +78,9 @@ class Evaluation:
     If a number of steps was asked for, there is one row of answers, and `steps_B` says what each image took.
     `reliability` says whether probabilities mean what they say, `uncalibrated` the same without the `temperature`, by
     which logits were divided. `images` are those of the set; `places_B` says which of them the tensors are about, all
-    but those `skipped`. `without_head` is the same of the texts alone, where a head had its say.
+    but those `skipped`. `without_head` is the same of the texts alone, where a head had its say. `sets` has the
+    coverage of both kinds of label sets, for the whole list of classes that they were calibrated on; `rejected_B` says
+    which images are taken for none of the classes, if that was asked for.
     """
 
     accuracy: float
@@ -83,6 +98,13 @@ class Evaluation:
     uncalibrated: Reliability | None = field(default=None, repr=False)
     skipped: tuple[Unreadable, ...] = ()
     without_head: "Evaluation | None" = field(default=None, repr=False)
+    sets: dict[str, Covered] = field(default_factory=dict, repr=False)
+    rejected_B: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def rejected(self) -> float | None:
+        """The share of images that is taken for none of the classes, in percent."""
+        return None if self.rejected_B is None else _percent(self.rejected_B)
 
     @property
     def mean_steps(self) -> float | None:
@@ -169,6 +191,8 @@ class Evaluation:
             **thought,
             "reliability": self.reliability.numbers(),
             **({"uncalibrated": self.uncalibrated.numbers()} if self.uncalibrated else {}),
+            **({"sets": {kind: vars(found) for kind, found in self.sets.items()}} if self.sets else {}),
+            **({} if self.rejected is None else {"rejected": self.rejected}),
         }
 
 
@@ -182,6 +206,8 @@ def evaluate(
     max_mean_steps: float | None = None,
     thresholds: Thresholds | None = None,
     head: bool = True,
+    reject: bool = False,
+    reject_rate: float = RATE,
     batch_size: int = 64,
     workers: int = 0,
     compile: str = "auto",
@@ -195,7 +221,7 @@ def evaluate(
     `novel=True` says that these are not the classes trained on, which MMRL and MMRL++ answer differently; an adapter,
     such as `fit` gives, knows it by itself. PERL takes all K steps, or `steps` of them, or with `steps="adaptive"` as
     many as the `thresholds`, or else the adapter's, have each image take; `max_mean_steps` bounds their mean.
-    `head=False` leaves out the adapter's head.
+    `head=False` leaves out the adapter's head. With `reject=True` it says which images `predict` would reject.
 
     `compile="auto"` replays small batches as CUDA graphs where there is CUDA. `state` is that of the set's classes, if
     the method has been asked for it already. A `cache` of the set, used again for other methods and seeds, spares what
@@ -223,15 +249,20 @@ def evaluate(
     answering = Answering(method, state, trained.head if head and isinstance(trained, Adapter) else None)
     new = isinstance(trained, Adapter) and are_novel(test_set.class_names, trained.class_names)
     trust = trained.trust if isinstance(trained, Adapter) else None
+    judge = None
+    if reject:
+        judge = Classifier(trained, test_set.class_names, test_set.template, novel=state.novel, head=head)
+    form = judge.wanted(reject=True, reject_rate=reject_rate) if judge else None
     given = _Collected(trust.calibration.of(novel=new, head=head) if trust else 1.0)
     texts = _Collected(trust.calibration.of(novel=new, head=False) if trust else 1.0)  # from the same look
     look = Compiled(lambda pixels: list(answering.both(pixels)), backbone.device, compile, after=3)
-    look.on &= batch_size <= SMALL and cache.cache.limit == 0  # a graph cannot take what is kept
+    look.on &= batch_size <= SMALL and cache.cache.limit == 0 and not judge  # a graph cannot take what is kept
     stages = answering.stages(compile if cache.cache.limit == 0 else "off") if plan is not None else None
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
         for images in cache.batches(test_set, backbone, batch_size, workers, lost):
             if not len(images):
                 continue
+            images = method.frozen(images) if judge else images
             if plan is not None and stages is not None:
                 answer = plan.answer(images, stages)
                 given.add(answer.logits_BC[None], answer.steps_B)
@@ -240,12 +271,25 @@ def evaluate(
                 given.add(logits_KBC)
                 if answering.head:
                     texts.add(texts_KBC)
+            if judge and form:
+                given.rejected += judge.judge(given.probabilities[-1], backbone.encode_image(images), form)[0]
             bar(len(images))
     lost = lost or {}
     if not given.predictions:
         raise PerlclipError(f"none of the {len(test_set)} images can be read, the first because {lost[0].reason}")
     without = texts.evaluation(test_set, lost) if texts.predictions else None
-    return given.evaluation(test_set, lost, without)
+    found = given.evaluation(test_set, lost, without)
+    whole = isinstance(trained, Adapter) and not new and len(test_set.class_names) == len(trained.class_names)
+    return copy_with(found, sets=_covered(trust, found)) if trust and head and whole else found
+
+
+def _covered(trust: Trust, found: Evaluation) -> dict[str, Covered]:
+    """Of both kinds of sets; nothing where too few images were held out."""
+    if not enough(1 - COVERAGE, trust.images):
+        return {}
+    within = {kind: trust.sets.of_images(found.probabilities_BC, kind, COVERAGE) for kind in KINDS}
+    hits = {kind: within_BC.gather(1, found.labels_B[:, None]) for kind, within_BC in within.items()}
+    return {kind: Covered(_percent(hits[kind]), within[kind].sum(1).double().mean().item()) for kind in KINDS}
 
 
 class _Collected:
@@ -258,6 +302,7 @@ class _Collected:
         self.plain: list[Tensor] = []  # before calibration
         self.taken: list[Tensor] = []
         self.finite: list[Tensor] = []
+        self.rejected: list[bool | None] = []
 
     def add(self, logits_KBC: Tensor, steps_B: Tensor | None = None) -> None:
         self.finite.append(torch.isfinite(logits_KBC).all())
@@ -296,6 +341,7 @@ class _Collected:
             uncalibrated=reliability(torch.cat(self.plain).cpu(), labels_B) if self.plain else None,
             skipped=tuple(lost[i] for i in sorted(lost)),
             without_head=without_head,
+            rejected_B=torch.tensor(self.rejected) if self.rejected else None,
         )
 
 

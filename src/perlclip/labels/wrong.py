@@ -1,7 +1,7 @@
 """Which labels are wrong, and what would be right: from answers to each image that its own label has no say in.
 
 Ridge regression on frozen features is asked about each image without it, which is exact in closed form, and mixed with
-what the class texts say, as `choose_head` does. So much is known of every image: p(c), how probable each class is.
+what the class texts say, so that the labels are most probable. That is p(c), how probable each class is for an image.
 Then some share e of the labels is wrong, and those are spread evenly over the other classes:
 
     P(y) = (1 - e) p(y)^T/Z + e (1 - p(y)^T/Z) / (C - 1)
@@ -11,24 +11,26 @@ wrong labels are not sure enough); the last term's share of P(y) is the probabil
 `SUSPECT` it is worth a look.
 
 Labels that were mixed up with the class next to them are not spread evenly, and look like images that are hard to tell.
-So a label also counts as wrong, with half of the other class's probability, where the answer as it was fitted is sure
-of another class (`SURE`) and the label a tenth as probable at most. docs/labels.md has how often all this is right, and
-what confident learning (the rule of `cleanlab`) finds instead.
+So a label also counts as wrong, with half of the other class's probability, where the answer, at the sharpness that
+fits the labels as they are, is sure of another class (`SURE`) and the label a tenth as probable at most. docs/labels.md
+has how often all this is right, and what confident learning (the rule of `cleanlab`) finds instead.
 
 Shapes: N images, C classes, F features, L strengths, T sharpnesses.
 """
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from perlclip.heads.regression import Ridge
-from perlclip.training.choose_head import STRENGTHS, Said, choose
+from perlclip.training.choose_head import IMAGES, SCALES, STRENGTHS, TEXTS
 
-SHARPNESS = tuple(2 ** (k / 4) for k in range(-4, 13))
-SUSPECT = 0.3  # chosen on three drawn sets, for most of the wrong labels with three in four right
+SHARPNESS = tuple(2 ** (k / 4) for k in range(-24, 13))  # texts alone may be sixty times too sure
+SUSPECT = 0.25  # chosen on `TUNED` of benchmarks/labels.py, for most of the wrong labels with three in four right
 SURE, RATIO = 0.8, 0.1  # chosen on the same
 MOST = 0.5  # of the labels may be wrong
 ROUNDS = 60  # of expectation and maximisation; e is settled long before
@@ -49,7 +51,7 @@ def doubts(features_NF: Tensor, texts_NC: Tensor, labels_N: Tensor, groups_N: Te
     """What unit features and the logits of the class texts make of labels; a group's images are left out together."""
     logits_NC, vouched_N = left_out(features_NF, texts_NC, labels_N, groups_N)
     p_NC, share, wrong_N = mislabelled(logits_NC, labels_N)
-    fitted_NC = logits_NC.double().softmax(-1)
+    fitted_NC = (_most_probable(logits_NC, labels_N) * logits_NC.double()).softmax(-1)
     best_N, own_N = fitted_NC.max(1).values, fitted_NC.gather(1, labels_N[:, None])[:, 0]
     sure_N = (best_N >= SURE) & (own_N <= RATIO * best_N)
     wrong_N = torch.where(sure_N, torch.maximum(wrong_N, best_N / 2), wrong_N)
@@ -62,14 +64,34 @@ def left_out(features_NF: Tensor, texts_NC: Tensor, labels_N: Tensor, groups_N: 
     groups_N = torch.arange(len(labels_N)) if groups_N is None else groups_N
     texts_NC = texts_NC.float()
     scores_LNC = Ridge.of(features_NF, labels_N, texts_NC.shape[1]).left_out(STRENGTHS, groups_N)
-    held = Said(labels_N=labels_N, zero_NC=texts_NC, adapted_NC=texts_NC, scores_LNC=scores_LNC)
-    choice = choose(held, (1.0,), "each left out")
-    scores_NC = scores_LNC[STRENGTHS.index(choice.strength)].float()
-    mixed_NC = choice.text * texts_NC + choice.scale * scores_NC
+    scores_NC, mixed_NC = _mixed(texts_NC, scores_LNC.float(), labels_N)
     # Without an image that is alone in its class, regression knows no such class: only the texts can say.
     others = Counter(label for label, _ in set(zip(labels_N.tolist(), groups_N.tolist(), strict=True)))
     alone_N = torch.tensor([others[label] == 1 for label in labels_N.tolist()])
     return torch.where(alone_N[:, None], texts_NC, mixed_NC), scores_NC.max(1).values
+
+
+def _mixed(texts_NC: Tensor, scores_LNC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Ridge regression's scores and their sum with the texts, under which the labels are most probable.
+
+    Unlike a head, regression always has a say: texts alone would doubt every label of a class whose name they do not
+    know.
+    """
+    count = len(labels_N)
+    some = torch.arange(min(count, IMAGES)) * count // min(count, IMAGES)  # spread over all; the choice needs no more
+
+    def loss(mixture: tuple[int, float, float]) -> float:
+        strength, text, scale = mixture
+        return F.cross_entropy(text * texts_NC[some] + scale * scores_LNC[strength, some], labels_N[some]).item()
+
+    strength, text, scale = min(product(range(len(STRENGTHS)), TEXTS, SCALES[1:]), key=loss)
+    return scores_LNC[strength], text * texts_NC + scale * scores_LNC[strength]
+
+
+def _most_probable(logits_NC: Tensor, labels_N: Tensor) -> float:
+    """The sharpness, 1 at most, under which the labels are most probable if all are right."""
+    blunt = [sharp for sharp in SHARPNESS if sharp <= 1]
+    return min(blunt, key=lambda sharp: F.cross_entropy(sharp * logits_NC.double(), labels_N).item())
 
 
 def mislabelled(logits_NC: Tensor, labels_N: Tensor) -> tuple[Tensor, float, Tensor]:

@@ -40,6 +40,11 @@ def _raps(p_BC: Tensor) -> Tensor:
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {"lac": _lac, "raps": _raps}
 
 
+def enough(share: float, images: int) -> bool:
+    """Whether so many images are enough for a bound that is exceeded at most at this rate."""
+    return floor(round((images + 1) * share, 9)) > 0
+
+
 def exceeding(share: float, images: int, asked: str) -> int:
     """How many of so many held-out scores may lie beyond a bound that fresh ones exceed at most at this rate.
 

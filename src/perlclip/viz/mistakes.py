@@ -154,7 +154,7 @@ def _mistake(found: Evaluation, b: int) -> Mistake:
     picture, small = thumbnail(found.images[int(found.places_B[b])])
     return Mistake(
         # A file's name may have bytes that are no text.
-        name=found.image_name(b).encode("utf-8", "replace").decode(),
+        name=shown_name(found.image_name(b)),
         label=label,
         answer=answer,
         probability=float(found.probabilities_BC[b, answer]),
@@ -162,6 +162,12 @@ def _mistake(found: Evaluation, b: int) -> Mistake:
         picture=picture,
         small=small,
     )
+
+
+def shown_name(name: str) -> str:
+    """A file's name to read: it may have bytes that are no text, and signs that turn what follows around."""
+    text = name.encode("utf-8", "replace").decode()
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def thumbnail(source: ImageSource) -> tuple[str, bool]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from perlclip.labels.checking import LabelCheck
-from perlclip.viz.mistakes import MAX_IMAGES, thumbnail
+from perlclip.viz.mistakes import MAX_IMAGES, shown_name, thumbnail
 from perlclip.viz.pages import page
 
 
@@ -25,9 +25,8 @@ def suspects_page(found: LabelCheck, *, title: str = "Labels to look at", max_im
 
     def card(place: int, likely: str = "", score: float = 0.0) -> Card:
         picture, small = thumbnail(found.images.images[place])
-        name = found.name(place).encode("utf-8", "replace").decode()  # it may have bytes that are no text
         label = found.images.class_names[int(found.images.labels[place])]
-        return Card(name, found.splits[place], label, picture, small, likely, score)
+        return Card(shown_name(found.name(place)), found.splits[place], label, picture, small, likely, score)
 
     groups, left = [], max_images
     for group in found.duplicates:

@@ -1,0 +1,70 @@
+"""Frozen embeddings of every image of the drawn sets, or of photographs, once: for `benchmarks.trust` and `.labels`.
+
+    python -m benchmarks.features OUT [--real FOLDER] [--sets NAME …]      FOLDER as in `benchmarks.photographs`
+
+NAME-PART.safetensors has the embeddings and labels of a part, NAME-texts those of the classes and of the words that the
+backbone knows. Drawn sets take some ten seconds of a core each, photographs a tenth of a second per image of a core.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import perlclip
+from benchmarks.photographs import photographs
+from perlclip.data.loading import fixed_views
+from perlclip.data.sets import DataSet
+from perlclip.data.toybox import load_toybox
+from perlclip.trust.rejection import known_words
+
+TOYS = (
+    "toybox", "noisy_shapes", "cluttered_toys", "turned_shapes", "gray_toys", "closeup_textures", "tiny_toys",
+    "faint_toys", "covered_toys",
+)  # fmt: skip
+PHOTOGRAPHS = ("eurosat", "dtd", "tinyimagenet")
+
+
+@torch.inference_mode()
+def embed(out: Path, name: str, data: DataSet, backbone: perlclip.Backbone) -> None:
+    """What is not there yet."""
+    for part in ("train", "val", "test"):
+        images, path, began = getattr(data, part), out / f"{name}-{part}.safetensors", time.perf_counter()
+        if path.exists() or not len(images):
+            continue
+        views = fixed_views(images, backbone.preprocess, 64, backbone.device)
+        v_NE = torch.cat([backbone.encode_image(pixels).float().cpu() for pixels, _ in views])
+        save_file({"v_NE": v_NE, "labels_N": torch.tensor([int(label) for label in images.labels])}, path)
+        print(f"{name} {part}: {len(images)} images, {time.perf_counter() - began:.0f} s", flush=True)
+    path = out / f"{name}-texts.safetensors"
+    if not path.exists():
+        classes, words = data.train.classes, known_words(backbone)
+        t_CE, t_WE = (
+            backbone.encode_text(prompts).float().cpu()
+            for prompts in (classes.prompts(), [classes.template.format(word) for word in words])
+        )
+        texts = {"t_CE": t_CE, "t_WE": t_WE, "scale": torch.tensor(backbone.logit_scale)}
+        save_file(texts, path, {"words": json.dumps(words), "classes": json.dumps(classes.names)})
+
+
+def stored(folder: Path, part: str) -> dict[str, dict[str, Tensor]]:
+    """Embeddings and labels of every set that has this part."""
+    found = {name: folder / f"{name}-{part}.safetensors" for name in (*TOYS, *PHOTOGRAPHS)}
+    return {name: load_file(path) for name, path in found.items() if path.exists()}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--real", type=Path)
+    parser.add_argument("--sets", nargs="*")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    clip = str(options.real / "clip") if options.real else "tiny"
+    model = perlclip.load_backbone(clip, dtype="bfloat16" if options.real else "float32")
+    for each in options.sets or (PHOTOGRAPHS if options.real else TOYS):
+        embed(options.out, each, photographs(options.real, each) if options.real else load_toybox(each), model)
