@@ -21,13 +21,14 @@ from torch.nn import functional as F
 
 from perlclip.backbone import openclip
 from perlclip.backbone.base import Backbone, Family
-from perlclip.backbone.clip import CLIP, TINY
+from perlclip.backbone.clip import CLIP
 from perlclip.backbone.metaclip_2 import METACLIP_2
 from perlclip.backbone.preprocess import Preprocess, resized
 from perlclip.backbone.siglip import SIGLIP, SIGLIP2
 from perlclip.errors import PerlclipError, first_line, unknown_name
 
 FAMILIES = {family.name: family for family in (CLIP, METACLIP_2, SIGLIP, SIGLIP2)}
+EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny-siglip")}  # made by scripts/pretrain_tiny.py
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CONFIGS = ("config.json", openclip.CONFIG)  # one of which a folder has
 LARGEST = 4096  # pixels a side
@@ -56,15 +57,17 @@ def load_backbone(
     *,
     image_size: int | None = None,
 ) -> Backbone:
-    """A frozen backbone by hub name, from a folder in Hugging Face's or OpenCLIP's form, or the embedded `"tiny"`.
+    """A frozen backbone by hub name, from a folder in Hugging Face's or OpenCLIP's form, or an embedded one.
+
+    Those are `"tiny"`, a CLIP, and `"tiny-siglip"`, a SigLIP.
 
     `device` is anything torch knows, or "auto": CUDA, else Apple's MPS, else the CPU. With another `image_size` than
     the weights are for, position embeddings are interpolated as `transformers` does it.
     """
     device, dtype = _device(device), _dtype(dtype)
-    if name != "tiny" and Path(name).expanduser().is_dir():
+    if name not in EMBEDDED and Path(name).expanduser().is_dir():
         name = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 (a link may be the name that lasts)
-    parts = _load_parts(str(TINY) if name == "tiny" else name, shown=name)
+    parts = _load_parts(str(EMBEDDED.get(name, name)), shown=name)
     family, state, config, tokenizer = parts.family, parts.state, parts.config, parts.tokenizer
     try:
         size, processor = family.size(config), family.processor(parts.processor, config)
@@ -252,7 +255,7 @@ def _check_source(source: str, shown: str) -> None:
     elif looks_local:
         raise BackboneNotFoundError(
             f"no backbone {shown!r}: give a hub name such as 'openai/clip-vit-base-patch16', "
-            "a Hugging Face folder, or 'tiny'"
+            "a Hugging Face folder, 'tiny' or 'tiny-siglip'"
         )
 
 
