@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
+import itertools
 import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ TEXT_WIDTH, TEXT_HEADS = 96, 3
 SIGLIP_TEXT_MLP = 336  # instead of 4 x 96: with a pooling head, twelve blocks a tower then stay below 8 MB
 LOG_EVERY = 50
 MAX_LOGIT_SCALE = math.log(100)
+# The sigmoid loss has to find scale and bias first: at the rate of the weights, 4,000 steps moved them by 0.9 and 0.2.
+SIGLIP_RATES = {"logit_scale": 5.0, "logit_bias": 20.0}
 NEUTRAL = -1e4  # the logit of a pair that is neither positive nor negative
 
 
@@ -81,6 +83,7 @@ class Settings:
     device: str
     family: str = "clip"
     record: bool = False
+    start: str | None = None  # the folder it went on from
     save_every: float | None = None  # seconds
 
 
@@ -92,7 +95,7 @@ def learn_merges(words: Sequence[str]) -> list[tuple[str, str]]:
     spelled = [[*word[:-1], word[-1] + "</w>"] for word in words]
     merges = []
     while any(len(pieces) > 1 for pieces in spelled):
-        counts = Counter(pair for pieces in spelled for pair in pairwise(pieces))
+        counts = Counter(pair for pieces in spelled for pair in itertools.pairwise(pieces))
         best = max(counts, key=lambda pair: (counts[pair], pair))
         spelled = [_merged(pieces, best) for pieces in spelled]
         merges.append(best)
@@ -268,6 +271,23 @@ def draw_batch(settings: Settings, step: int, lexicon: Lexicon) -> Batch:
     return Batch(pixels=pixels_BCHW, tokens=lexicon.tokens(words_BT), same=same_BB, neutral=neutral_BB)
 
 
+def drawn_ahead(settings: Settings, lexicon: Lexicon) -> Iterator[Batch]:
+    """Batch after batch; beside recorded steps each is drawn while the step before it is computed.
+
+    Drawing waits for its own copies to the card; in a stream of its own it does not wait for the step as well.
+    """
+    if not (settings.record and settings.device == "cuda"):
+        yield from (draw_batch(settings, step, lexicon) for step in itertools.count())
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    for step in itertools.count():
+        with torch.cuda.stream(side):
+            batch = draw_batch(settings, step, lexicon)
+        here.wait_stream(side)
+        for tensor in (batch.pixels, batch.tokens, batch.same, batch.neutral):
+            tensor.record_stream(here)
+        yield batch
+
+
 def relations(scenes: Scenes, words_BT: Tensor, mentions_BA: Tensor) -> tuple[Tensor, Tensor]:
     """Which captions are equal, and which further captions are true of a picture: "a star" is no negative of one."""
     ids_BA = scenes.ids()
@@ -315,10 +335,14 @@ def schedule(settings: Settings) -> Iterator[tuple[int, float]]:
 
 
 def build_optimizer(model: Model, settings: Settings) -> torch.optim.AdamW:
-    """AdamW that decays matrices but neither biases, norms nor the logit scale."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    """AdamW that decays matrices but neither biases, norms nor the logit scale; `rate` is a factor of each group."""
+    rates = SIGLIP_RATES if settings.family == "siglip" else {}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": settings.weight_decay, "rate": 1.0},
+        {"params": [p for n, p in model.named_parameters() if p.ndim < 2 and n not in rates], "rate": 1.0},
+        *({"params": [p], "rate": rates[n]} for n, p in model.named_parameters() if n in rates),
+    ]
+    groups = [{"weight_decay": 0.0, **group} for group in groups]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=settings.device == "cuda")
 
 
@@ -348,10 +372,10 @@ def gradients_of(model: Model, settings: Settings) -> Callable[..., Sequence[Ten
 def optimise(model: Model, lexicon: Lexicon, settings: Settings) -> Iterator[tuple[int, float, Tensor]]:
     """Train in place, yielding (step, learning rate, loss)."""
     optimizer, gradients = build_optimizer(model, settings), gradients_of(model, settings)
-    for step, lr in schedule(settings):
+    batches = drawn_ahead(settings, lexicon)
+    for (step, lr), batch in zip(schedule(settings), batches, strict=False):
         for group in optimizer.param_groups:
-            group["lr"] = lr
-        batch = draw_batch(settings, step, lexicon)
+            group["lr"] = lr * group["rate"]
         loss, *found = gradients(batch.pixels, batch.tokens, batch.same, batch.neutral)
         for parameter, gradient in zip(model.parameters(), found, strict=True):
             parameter.grad = gradient
@@ -462,6 +486,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--family", choices=("clip", "siglip"), default="clip", help="the shape of the model")
     parser.add_argument("--compile", action="store_true", help="torch.compile the towers")
     parser.add_argument("--record", action="store_true", help="forward and backward pass as a CUDA graph")
+    parser.add_argument("--start", metavar="FOLDER", help="go on from these weights instead of random ones")
     parser.add_argument("--save-every", type=float, metavar="SECONDS", help="also write the weights so often")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
@@ -484,7 +509,10 @@ def main() -> None:
     lexicon = Lexicon.of(tokenizer, settings.device)
     check_tokens(tokenizer, lexicon, settings)
     build = build_siglip if settings.family == "siglip" else build_model
-    model = build(tokenizer, settings.blocks).to(settings.device).train()
+    model = build(tokenizer, settings.blocks)
+    if settings.start:
+        model.load_state_dict(AutoModel.from_pretrained(settings.start, dtype=torch.float32).state_dict())
+    model = model.to(settings.device).train()
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters:,} parameters, {len(tokenizer)} tokens", flush=True)
 
