@@ -1,5 +1,6 @@
 """The family `clip`: images read at CLS, texts under a causal mask and read at EOS, a projection behind each norm."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from perlclip.backbone.tower import (
     make_linear,
     make_norm,
 )
+
+TINY = Path(__file__).parent / "tiny"
 
 
 def build_towers(state: State, config: Any) -> dict[str, Tower]:

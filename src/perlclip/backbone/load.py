@@ -21,14 +21,14 @@ from torch.nn import functional as F
 
 from perlclip.backbone import openclip
 from perlclip.backbone.base import Backbone, Family
-from perlclip.backbone.clip import CLIP
+from perlclip.backbone.clip import CLIP, TINY
 from perlclip.backbone.metaclip_2 import METACLIP_2
 from perlclip.backbone.preprocess import Preprocess, resized
 from perlclip.backbone.siglip import SIGLIP, SIGLIP2
 from perlclip.errors import PerlclipError, first_line, unknown_name
 
 FAMILIES = {family.name: family for family in (CLIP, METACLIP_2, SIGLIP, SIGLIP2)}
-EMBEDDED = {name: Path(__file__).parent / name for name in ("tiny", "tiny-siglip")}  # made by scripts/pretrain_tiny.py
+EMBEDDED = {"tiny": TINY, "tiny-siglip": TINY.with_name("tiny-siglip")}  # made by scripts/pretrain_tiny.py
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CONFIGS = ("config.json", openclip.CONFIG)  # one of which a folder has
 LARGEST = 4096  # pixels a side
