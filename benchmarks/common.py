@@ -33,9 +33,13 @@ def build(
             vocabulary.setdefault("".join(letters[: i + 1]), len(vocabulary))
     tokenizer = CLIPTokenizer(vocab=vocabulary, merges=merges)
     text = dict(eos_token_id=tokenizer.eos_token_id, bos_token_id=tokenizer.bos_token_id)
-    kinds = {"clip": (CLIPConfig, CLIPModel, clip), "siglip": (SiglipConfig, SiglipModel, siglip)}
-    config_class, model_class, towers_of = kinds[family]
-    config = config_class(vision_config=dict(patch_size=16), text_config=text)
+    kinds = {
+        "clip": (CLIPConfig, CLIPModel, clip, "quick_gelu"),
+        "openclip": (CLIPConfig, CLIPModel, clip, "gelu"),
+        "siglip": (SiglipConfig, SiglipModel, siglip, "gelu_pytorch_tanh"),
+    }
+    config_class, model_class, towers_of, act = kinds[family]
+    config = config_class(vision_config=dict(patch_size=16, hidden_act=act), text_config=text | dict(hidden_act=act))
     model = model_class(config).requires_grad_(False).eval()
     towers = towers_of.build_towers(model.state_dict(), config)
     place(towers["vision"], towers["text"], torch.device(device), dtype)

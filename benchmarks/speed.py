@@ -7,7 +7,7 @@
 Random weights, prompts of 8 to 13 tokens, K = 4, J = 7. The variants of a case run in turn, times are medians with the
 quartile range, waiting for the device included; "peak" is the CUDA allocator's, above what was there before.
 
-clip            the family's own model, zero-shot: `CLIPModel` (as fast as MetaCLIP 2's), `SiglipModel`
+clip            the family's own model, zero-shot: `CLIPModel` (with exact GELU for OpenCLIP), `SiglipModel`
 plain           `perlclip.reference`: `transformers`' own layers, 77 positions, every row of every block, nothing kept
 ours            as the library runs it
 ours, bfloat16  on a CPU: the same in half precision, beside the others in float32
@@ -56,7 +56,8 @@ COLUMNS = (
     "time_over_clip", "floor_ms", "note",
 )  # fmt: skip
 PARTS = ("image", "text", "step", "growth", "adapt", "toybox", "families")
-FAMILIES = ("clip", "siglip")  # those whose towers differ; each at B/16 and 224 pixels
+# Those whose towers differ, each at B/16 and 224 pixels. MetaCLIP 2 has CLIP's towers, NaFlex SigLIP's.
+FAMILIES = ("clip", "openclip", "siglip")
 STEPS, DEPTH, BATCH = 4, 7, 4  # K and J of all cases, images of a training step
 CLASS_SIZES, BATCH_SIZES = (10, 30, 100, 300, 1000, 3000, 10000), (1, 4, 16, 64, 256, 1024, 4096)
 STEP_SIZES = tuple(range(9))
@@ -71,7 +72,7 @@ class Forms:
     """The same random CLIP as `CLIPModel`, as the plain form and as ours, in one number format."""
 
     def __init__(self, device: str, dtype: torch.dtype, steps: int = STEPS, family: str = "clip") -> None:
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.family = device, dtype, family
         self.clip, backbone = build(device, dtype, family=family)
         self.ours: Method = create_method("perl", backbone, steps=steps)
         self.plain = plain_form("perl")(self.clip, backbone.tokenizer, self.ours)
@@ -88,17 +89,21 @@ class Forms:
 class Bench:
     """All cases on one device, and the rows that come of them."""
 
-    def __init__(self, device: str, seconds: float) -> None:
+    def __init__(self, device: str, seconds: float, family: str = "clip") -> None:
         self.device, self.cuda = device, device == "cuda"
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
-        self.forms = Forms(device, self.dtype)
-        self.half = self.forms if self.cuda else Forms(device, torch.bfloat16)
-        self.eight = eight_bits(self.forms, "clip")
+        self.take(family)
         self.clock = Clock(device, seconds)
         self.rows: list[dict] = []
         self.checks: list[str] = []
         self.rate, self.bandwidth = ceilings(device, self.dtype)
         self.say(f"matrix product {self.rate / 1e12:.3g} TFLOP/s, copy {self.bandwidth / 1e9:.4g} GB/s")
+
+    def take(self, family: str) -> None:
+        """Measure this family from now on."""
+        self.forms = Forms(self.device, self.dtype, family=family)
+        self.half = self.forms if self.cuda else Forms(self.device, torch.bfloat16, family=family)
+        self.eight = eight_bits(self.forms, family)
 
     def say(self, line: str) -> None:
         self.checks.append(line)
@@ -176,13 +181,13 @@ class Bench:
         parameters = list(self.forms.ours.parameters())
         return lambda: torch.autograd.grad(loss(), parameters)
 
-    def families(self, batches: Iterable[int], classes: Iterable[int]) -> None:
+    def families(self, names: Iterable[str], batches: Iterable[int], classes: Iterable[int]) -> None:
         """K = 4 of each family against its plain form and its own model."""
         usual = self.forms, self.half, self.eight
-        for family in FAMILIES:
-            self.forms = Forms(self.device, self.dtype, family=family)
-            self.half = self.forms if self.cuda else Forms(self.device, torch.bfloat16, family=family)
-            self.eight = eight_bits(self.forms, family)
+        for family in names:
+            self.say(family)
+            if family != self.forms.family:
+                self.take(family)
             began = len(self.rows)
             self.image(batches)
             self.text(classes)
@@ -289,13 +294,15 @@ class Bench:
     @torch.no_grad()
     def check_closeness(self) -> None:
         """Ours in half precision is as close to float32 as the plain form is."""
-        exact, rough = Forms(self.device, torch.float32), self.half
-        pixels = exact.pixels(8)
-        wanted = torch.cat([exact.plain.image(pixels), exact.plain_text(64)])
+        rough = self.half
+        exact = Forms(self.device, torch.float32, family=rough.family) if self.cuda else self.forms
+        images, texts = (8, 64) if self.cuda else (2, 8)
+        pixels = exact.pixels(images)
+        wanted = torch.cat([exact.plain.image(pixels), exact.plain_text(texts)])
         few = pixels.to(rough.dtype)
-        state = rough.ours.class_state(prompts(64))
+        state = rough.ours.class_state(prompts(texts))
         found = {
-            "plain": [rough.plain.image(few), rough.plain_text(64)],
+            "plain": [rough.plain.image(few), rough.plain_text(texts)],
             "ours": [rough.ours.encode_image(few), rough.ours.encode_text(state)],
         }
         if self.cuda:
@@ -427,19 +434,21 @@ def main() -> None:
         choices=PARTS,
         default=[p for p in PARTS if p not in ("families", "toybox" if cuda else "adapt")],
     )
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 256] if cuda else [1, 8])
-    parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 500, 1000] if cuda else [10, 100])
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES, help="of the part of that name")
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16, 64, 256] if cuda else [1, 8])
+    parser.add_argument("--classes", type=int, nargs="*", default=[10, 100, 500, 1000] if cuda else [10, 100])
     parser.add_argument("--most", type=int, default=10000 if cuda else 30, help="largest size of the growth curves")
     parser.add_argument("--seconds", type=float, default=2.0 if cuda else 10.0, help="per measurement")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", RESULTS)))
     options = parser.parse_args()
-    bench = Bench("cuda" if cuda else "cpu", options.seconds)
+    alone = options.parts == ["families"]
+    bench = Bench("cuda" if cuda else "cpu", options.seconds, options.families[0] if alone else "clip")
     title = "speed" if options.parts == parser.get_default("parts") else "-".join(options.parts)
     name = file_name(title, machine(bench.device), bench.dtype).removesuffix(".csv").replace("-eager", "")
     try:
         for part in options.parts:
             sizes = {"image": [options.batches], "text": [options.classes], "step": [options.classes]}
-            sizes["families"] = [options.batches, options.classes]
+            sizes["families"] = [options.families, options.batches, options.classes]
             getattr(bench, part)(*sizes.get(part, [options.most] if part == "growth" else []))
     finally:
         write_csv(options.out / f"{name}.csv", bench.rows, COLUMNS)

@@ -1,7 +1,7 @@
-"""Pre-train the embedded tiny CLIP on the drawn world and write it as a Hugging Face CLIP folder.
+"""Pre-train the embedded tiny backbones on the drawn world and write them as Hugging Face folders.
 
     PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --steps 4000 --batch 1024 --seed 0 --compile
-    PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --family siglip --blocks 11 --compile
+    PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --family siglip --minutes 6.5 --record --save-every 60
     PYTHONPATH=src python scripts/pretrain_tiny.py --out DIR --measure FOLDER      # only the zero-shot table
 
 Scenes are drawn, described and tokenised on the training device, batch by batch; no picture is seen twice. Beside the
@@ -13,14 +13,15 @@ Shape legend: B pairs, A attributes, T tokens, D embedding, N test pictures, K c
 from __future__ import annotations
 
 import argparse
+import copy
 import csv
+import itertools
 import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from transformers import (
     SiglipModel,
 )
 
+from perlclip.backbone.accel.cuda_graphs import Compiled
 from perlclip.data.toybox import (
     WORDS,
     Scenes,
@@ -57,8 +59,11 @@ BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 IMAGE, PATCH, CONTEXT, EMBEDDING = 64, 8, 32, 128
 VISION_WIDTH, VISION_HEADS = 128, 4
 TEXT_WIDTH, TEXT_HEADS = 96, 3
+SIGLIP_TEXT_MLP = 336  # instead of 4 x 96: with a pooling head, twelve blocks a tower then stay below 8 MB
 LOG_EVERY = 50
 MAX_LOGIT_SCALE = math.log(100)
+# The sigmoid loss has to find scale and bias first: at the rate of the weights, 4,000 steps moved them by 0.9 and 0.2.
+SIGLIP_RATES = {"logit_scale": 5.0, "logit_bias": 20.0}
 NEUTRAL = -1e4  # the logit of a pair that is neither positive nor negative
 
 
@@ -77,6 +82,9 @@ class Settings:
     compile: bool
     device: str
     family: str = "clip"
+    record: bool = False
+    start: str | None = None  # the folder it went on from
+    save_every: float | None = None  # seconds
 
 
 # ---- tokenizer: CLIP's byte-level BPE with merges that make every word of the grammar one token ----
@@ -87,7 +95,7 @@ def learn_merges(words: Sequence[str]) -> list[tuple[str, str]]:
     spelled = [[*word[:-1], word[-1] + "</w>"] for word in words]
     merges = []
     while any(len(pieces) > 1 for pieces in spelled):
-        counts = Counter(pair for pieces in spelled for pair in pairwise(pieces))
+        counts = Counter(pair for pieces in spelled for pair in itertools.pairwise(pieces))
         best = max(counts, key=lambda pair: (counts[pair], pair))
         spelled = [_merged(pieces, best) for pieces in spelled]
         merges.append(best)
@@ -182,7 +190,7 @@ def build_siglip(tokenizer: Any, blocks: int) -> SiglipModel:
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     shared = {"num_hidden_layers": blocks}
     text = {
-        "vocab_size": len(tokenizer), "hidden_size": TEXT_WIDTH, "intermediate_size": 4 * TEXT_WIDTH,
+        "vocab_size": len(tokenizer), "hidden_size": TEXT_WIDTH, "intermediate_size": SIGLIP_TEXT_MLP,
         "num_attention_heads": TEXT_HEADS, "max_position_embeddings": CONTEXT, "projection_size": VISION_WIDTH,
         "pad_token_id": tokenizer.eos_token_id,
     }  # fmt: skip
@@ -197,15 +205,18 @@ def build_siglip(tokenizer: Any, blocks: int) -> SiglipModel:
     return model
 
 
-def write_preprocessor(folder: Path) -> None:
-    """CLIP's image preprocessing at this size. Written by hand: the class's own file differs between releases."""
+def write_preprocessor(folder: Path, family: str) -> None:
+    """The family's image preprocessing at this size. By hand: the class's own file differs between releases."""
+    square = {"height": IMAGE, "width": IMAGE}
+    shapes = {
+        "clip": {"size": {"shortest_edge": IMAGE}, "do_center_crop": True, "crop_size": square},
+        "siglip": {"size": square},
+    }
     config = {
-        "image_processor_type": "CLIPImageProcessor",
+        "image_processor_type": {"clip": "CLIPImageProcessor", "siglip": "SiglipImageProcessor"}[family],
         "do_resize": True,
-        "size": {"shortest_edge": IMAGE},
         "resample": 3,  # bicubic
-        "do_center_crop": True,
-        "crop_size": {"height": IMAGE, "width": IMAGE},
+        **shapes[family],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -260,6 +271,23 @@ def draw_batch(settings: Settings, step: int, lexicon: Lexicon) -> Batch:
     return Batch(pixels=pixels_BCHW, tokens=lexicon.tokens(words_BT), same=same_BB, neutral=neutral_BB)
 
 
+def drawn_ahead(settings: Settings, lexicon: Lexicon) -> Iterator[Batch]:
+    """Batch after batch; beside recorded steps each is drawn while the step before it is computed.
+
+    Drawing waits for its own copies to the card; in a stream of its own it does not wait for the step as well.
+    """
+    if not (settings.record and settings.device == "cuda"):
+        yield from (draw_batch(settings, step, lexicon) for step in itertools.count())
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    for step in itertools.count():
+        with torch.cuda.stream(side):
+            batch = draw_batch(settings, step, lexicon)
+        here.wait_stream(side)
+        for tensor in (batch.pixels, batch.tokens, batch.same, batch.neutral):
+            tensor.record_stream(here)
+        yield batch
+
+
 def relations(scenes: Scenes, words_BT: Tensor, mentions_BA: Tensor) -> tuple[Tensor, Tensor]:
     """Which captions are equal, and which further captions are true of a picture: "a star" is no negative of one."""
     ids_BA = scenes.ids()
@@ -307,24 +335,26 @@ def schedule(settings: Settings) -> Iterator[tuple[int, float]]:
 
 
 def build_optimizer(model: Model, settings: Settings) -> torch.optim.AdamW:
-    """AdamW that decays matrices but neither biases, norms nor the logit scale."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
+    """AdamW that decays matrices but neither biases, norms nor the logit scale; `rate` is a factor of each group."""
+    rates = SIGLIP_RATES if settings.family == "siglip" else {}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": settings.weight_decay, "rate": 1.0},
+        {"params": [p for n, p in model.named_parameters() if p.ndim < 2 and n not in rates], "rate": 1.0},
+        *({"params": [p], "rate": rates[n]} for n, p in model.named_parameters() if n in rates),
+    ]
+    groups = [{"weight_decay": 0.0, **group} for group in groups]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98), fused=settings.device == "cuda")
 
 
-def optimise(model: Model, lexicon: Lexicon, settings: Settings) -> Iterator[tuple[int, float, Tensor]]:
-    """Train in place, yielding (step, learning rate, loss)."""
-    optimizer = build_optimizer(model, settings)
-    images, texts = embed_images, embed_texts
+def gradients_of(model: Model, settings: Settings) -> Callable[..., Sequence[Tensor]]:
+    """The loss of a batch's tensors and its gradients; recorded on request, as 3,000 kernels wait for their launch."""
+    images, texts, parameters = embed_images, embed_texts, list(model.parameters())
     if settings.compile:
         torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is
         images, texts = torch.compile(images), torch.compile(texts)
-    for step, lr in schedule(settings):
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        batch = draw_batch(settings, step, lexicon)
+
+    def work(pixels: Tensor, tokens: Tensor, same: Tensor, neutral: Tensor) -> Sequence[Tensor]:
+        batch = Batch(pixels=pixels, tokens=tokens, same=same, neutral=neutral)
         with torch.autocast(settings.device, dtype=torch.bfloat16, enabled=settings.device == "cuda"):
             image_BD, text_BD = images(model, batch.pixels), texts(model, batch.tokens)
         pair, scale = (image_BD.float(), text_BD.float()), model.logit_scale.exp()
@@ -332,8 +362,23 @@ def optimise(model: Model, lexicon: Lexicon, settings: Settings) -> Iterator[tup
             loss = sigmoid_loss(*pair, scale, model.logit_bias, batch)
         else:
             loss = contrastive_loss(*pair, scale, batch)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        # The fused optimiser wants a gradient laid out as its parameter is.
+        pairs = zip(parameters, torch.autograd.grad(loss, parameters), strict=True)
+        return [loss.detach(), *(g if g.stride() == p.stride() else torch.empty_like(p).copy_(g) for p, g in pairs)]
+
+    return Compiled(work, torch.device(settings.device), "auto" if settings.record else "off")
+
+
+def optimise(model: Model, lexicon: Lexicon, settings: Settings) -> Iterator[tuple[int, float, Tensor]]:
+    """Train in place, yielding (step, learning rate, loss)."""
+    optimizer, gradients = build_optimizer(model, settings), gradients_of(model, settings)
+    batches = drawn_ahead(settings, lexicon)
+    for (step, lr), batch in zip(schedule(settings), batches, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["rate"]
+        loss, *found = gradients(batch.pixels, batch.tokens, batch.same, batch.neutral)
+        for parameter, gradient in zip(model.parameters(), found, strict=True):
+            parameter.grad = gradient
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         with torch.no_grad():
@@ -341,10 +386,11 @@ def optimise(model: Model, lexicon: Lexicon, settings: Settings) -> Iterator[tup
         yield step, lr, loss
 
 
-def train(model: Model, lexicon: Lexicon, settings: Settings, log: Path) -> int:
-    """Train in place, writing a line of `log` every few steps; returns the number of steps."""
-    done, marked = 0, time.monotonic()
-    with log.open("w", newline="") as file:
+def train(model: Model, lexicon: Lexicon, settings: Settings, out: Path) -> int:
+    """Train in place, writing a line of the log every few steps; returns the number of steps."""
+    done = 0
+    marked = saved = time.monotonic()
+    with (out / "log.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["step", "loss", "lr", "images_per_s"])
         for step, lr, loss in optimise(model, lexicon, settings):
@@ -352,12 +398,25 @@ def train(model: Model, lexicon: Lexicon, settings: Settings, log: Path) -> int:
             if done % LOG_EVERY:
                 continue
             value, now = loss.item(), time.monotonic()
+            if settings.save_every and now - saved > settings.save_every:  # a usable state, should time run out
+                save(model, out)
+                saved = now
             speed = LOG_EVERY * settings.batch / (now - marked)
             marked = now
             writer.writerow([done, f"{value:.4f}", f"{lr:.2e}", f"{speed:.0f}"])
             file.flush()
             print(f"step {done:6d}  loss {value:.4f}  lr {lr:.2e}  {speed:,.0f} images/s", flush=True)
     return done
+
+
+def save(model: Model, folder: Path) -> None:
+    """Write the weights in float16; what is written before stays until the new file is whole."""
+    fresh = folder / "fresh"
+    copy.deepcopy(model).half().save_pretrained(fresh)
+    (fresh / "model.safetensors").chmod(0o644)  # it is created private
+    for file in fresh.iterdir():
+        file.replace(folder / file.name)
+    fresh.rmdir()
 
 
 # ---- zero-shot table ----
@@ -415,7 +474,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--measure", type=Path, help="measure the CLIP in this folder instead of training one")
+    parser.add_argument("--measure", type=Path, help="measure the model in this folder instead of training one")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--seed", type=int, default=0)
@@ -426,6 +485,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=12, help="of each tower; fewer for trials")
     parser.add_argument("--family", choices=("clip", "siglip"), default="clip", help="the shape of the model")
     parser.add_argument("--compile", action="store_true", help="torch.compile the towers")
+    parser.add_argument("--record", action="store_true", help="forward and backward pass as a CUDA graph")
+    parser.add_argument("--start", metavar="FOLDER", help="go on from these weights instead of random ones")
+    parser.add_argument("--save-every", type=float, metavar="SECONDS", help="also write the weights so often")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
 
@@ -447,16 +509,18 @@ def main() -> None:
     lexicon = Lexicon.of(tokenizer, settings.device)
     check_tokens(tokenizer, lexicon, settings)
     build = build_siglip if settings.family == "siglip" else build_model
-    model = build(tokenizer, settings.blocks).to(settings.device).train()
+    model = build(tokenizer, settings.blocks)
+    if settings.start:
+        model.load_state_dict(AutoModel.from_pretrained(settings.start, dtype=torch.float32).state_dict())
+    model = model.to(settings.device).train()
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters:,} parameters, {len(tokenizer)} tokens", flush=True)
 
     began = time.monotonic()
-    steps = train(model, lexicon, settings, out / "log.csv")
+    write_preprocessor(out, settings.family)
+    steps = train(model, lexicon, settings, out)
     seconds = time.monotonic() - began
-    model.half().save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)  # it is created private
-    write_preprocessor(out)
+    save(model, out)
     write_table(out / "zeroshot.csv", zero_shot(out, settings.device))
     facts = {
         "steps_run": steps,

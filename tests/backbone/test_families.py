@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn import functional as F
+from transformers import SiglipImageProcessorPil
 
 import perlclip
 from perlclip import PerlclipError
@@ -76,6 +77,9 @@ def test_texts_equal_the_model(pair):
     for i in range(text.depth):
         torch.testing.assert_close(x, hidden[i], **CLOSE)
         x = text.block(i, x)
+    pooled = text.pool(text.embed(tokens.ids_BN), tokens.eos_B)
+    where_B = tokens.eos_B if text.causal else torch.full((len(ids),), -1)
+    torch.testing.assert_close(pooled, x[torch.arange(len(ids)), where_B], **CLOSE)
     want = features(model.get_text_features(input_ids=ids))
     torch.testing.assert_close(backbone.encode_text(PROMPTS), want, **CLOSE)
 
@@ -102,7 +106,21 @@ def test_pixels_are_the_processors(family_backbone, name):
     processor = families.processor_of(size["type"], size["patch"], size["image"])
     for number, shape in enumerate(IMAGES):
         image = Image.fromarray(np.random.default_rng(number).integers(0, 256, (*shape, 3), dtype=np.uint8))
-        assert torch.equal(loaded.test_view(image), processor(image, return_tensors="pt")["pixel_values"][0])
+        want = processor(image, return_tensors="pt")["pixel_values"][0]
+        assert torch.equal(loaded.test_view(image), want)
+        assert torch.equal(loaded.pixels(torch.from_numpy(loaded.crop(image).copy())), want), "of bytes that are kept"
+
+
+def test_pixels_of_a_siglip_2_are_bilinear_as_its_processor_says(family_folder, tmp_path):
+    """SigLIP's are bicubic, and the same class makes both."""
+    folder = shutil.copytree(family_folder("siglip"), tmp_path / "siglip")
+    processor = SiglipImageProcessorPil(size={"height": 32, "width": 32}, resample=Image.Resampling.BILINEAR)
+    processor.save_pretrained(folder)
+    loaded = perlclip.load_backbone(str(folder), device="cpu").preprocess
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 81, 3), dtype=np.uint8))
+    want = processor(image, return_tensors="pt")["pixel_values"][0]
+    assert torch.equal(loaded.test_view(image), want) and loaded.resample == Image.Resampling.BILINEAR
+    assert torch.equal(loaded.pixels(torch.from_numpy(loaded.crop(image).copy())), want)
 
 
 def test_pixels_of_naflex_are_its_processors_for_square_images(family_folder, family_backbone):

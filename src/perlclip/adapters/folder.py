@@ -26,7 +26,7 @@ import perlclip
 from perlclip.adapters.card import model_card, title_of
 from perlclip.adapters.hub import HubName, download, upload
 from perlclip.backbone import Backbone, load_backbone
-from perlclip.backbone.load import CONFIGS, BackboneNotFoundError
+from perlclip.backbone.load import CONFIGS, EMBEDDED, BackboneNotFoundError
 from perlclip.errors import PerlclipError, first_line
 from perlclip.files import MIB, held_folder, parse_json, read_file, staged, sweep, write_files
 from perlclip.heads.head import Head
@@ -334,7 +334,7 @@ def _find_backbone(
 ) -> Backbone:
     """The backbone by the name given, or by the adapter's own: a folder may have moved with the adapter beside it."""
     own = info["base_model_name_or_path"]
-    if name is None and own != "tiny" and not Path(own).is_dir():
+    if name is None and own not in EMBEDDED and not Path(own).is_dir():
         beside = (folder.parent / own, folder.parent / Path(own).name)
         name = next((str(path) for path in beside if any((path / file).is_file() for file in CONFIGS)), None)
     try:

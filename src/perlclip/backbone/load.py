@@ -28,6 +28,7 @@ from perlclip.backbone.siglip import SIGLIP, SIGLIP2
 from perlclip.errors import PerlclipError, first_line, unknown_name
 
 FAMILIES = {family.name: family for family in (CLIP, METACLIP_2, SIGLIP, SIGLIP2)}
+EMBEDDED = {"tiny": TINY, "tiny-siglip": TINY.with_name("tiny-siglip")}  # made by scripts/pretrain_tiny.py
 CONFIGS = ("config.json", openclip.CONFIG)  # one of which a folder has
 LARGEST = 4096  # pixels a side
 POSITIONS = "vision_model.embeddings.position_embedding.weight"
@@ -55,16 +56,18 @@ def load_backbone(
     *,
     image_size: int | None = None,
 ) -> Backbone:
-    """A frozen backbone by hub name, from a folder in Hugging Face's or OpenCLIP's form, or the embedded `"tiny"`.
+    """A frozen backbone by hub name, from a folder in Hugging Face's or OpenCLIP's form, or an embedded one.
+
+    Those are `"tiny"`, a CLIP, and `"tiny-siglip"`, a SigLIP.
 
     `device` is anything torch knows, or "auto": CUDA, else Apple's MPS, else the CPU. With another `image_size` than
     the weights are for, position embeddings are interpolated as `transformers` does it.
     """
     device, dtype = _device(device), _dtype(dtype)
     require_format(dtype, device)
-    if name != "tiny" and Path(name).expanduser().is_dir():
+    if name not in EMBEDDED and Path(name).expanduser().is_dir():
         name = os.path.abspath(Path(name).expanduser())  # noqa: PTH100 (a link may be the name that lasts)
-    parts = _load_parts(str(TINY) if name == "tiny" else name, shown=name)
+    parts = _load_parts(str(EMBEDDED.get(name, name)), shown=name)
     family, state, config, tokenizer = parts.family, parts.state, parts.config, parts.tokenizer
     try:
         size, processor = family.size(config), family.processor(parts.processor, config)
@@ -259,7 +262,7 @@ def _check_source(source: str, shown: str) -> None:
     elif looks_local:
         raise BackboneNotFoundError(
             f"no backbone {shown!r}: give a hub name such as 'openai/clip-vit-base-patch16', "
-            "a Hugging Face folder, or 'tiny'"
+            "a Hugging Face folder, 'tiny' or 'tiny-siglip'"
         )
 
 

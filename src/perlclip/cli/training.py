@@ -26,7 +26,9 @@ CHECKPOINT = "checkpoint.safetensors"
 @click.command()
 @click.argument("data")
 @click.option("--out", type=FOLDER, help="Folder for the adapter; needed unless --dry-run is given.")
-@click.option("--backbone", default=BACKBONE, help="Hub name, folder of Hugging Face's or OpenCLIP's, or 'tiny'.")
+@click.option(
+    "--backbone", default=BACKBONE, help="Hub name, folder (Hugging Face, OpenCLIP), 'tiny' or 'tiny-siglip'."
+)
 @click.option("--image-size", type=POSITIVE, help="Pixels a side, if not those that the backbone is for.")
 @click.option("--method", default="perl", help="See `perlclip methods`.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the method, e.g. steps=2.")

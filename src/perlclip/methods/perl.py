@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone import Backbone, FrozenImages, Images, Refinement, SharedText, Tokens, Tower, cls_rows
+from perlclip.backbone.load import EMBEDDED
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.methods.base import ClassState, Method, cosine_distance
 from perlclip.methods.parts import require_start
@@ -63,12 +64,12 @@ RECIPES = {
     # Ours, and the default: chosen on validation images of the toybox and of photographs (docs/strong.md).
     "strong": Recipe(lr=3e-3, epochs=10, schedule="cosine"),
 }
-# The embedded backbone's towers are six times narrower than ViT-B/16's, and the rate for its few weights is higher:
+# The embedded backbones' towers are six times narrower than ViT-B/16's, and the rate for its few weights is higher:
 # chosen among eight by mean accuracy on the validation shots of the ten toybox targets, seed 1 (docs/toybox.md).
 RULES = [
-    Rule(recipes=("extended",), backbone="tiny", changes={"lr": 3e-3}),
+    *(Rule(recipes=("extended",), backbone=name, changes={"lr": 3e-3}) for name in EMBEDDED),
     Rule(recipes=("strong",), settings={"readout": "rising", "loss_scale": 0.25}),
-    Rule(recipes=("strong",), backbone="tiny", changes={"crop_scale": (0.8, 1.0)}),
+    *(Rule(recipes=("strong",), backbone=name, changes={"crop_scale": (0.8, 1.0)}) for name in EMBEDDED),
 ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perlclip.backbone.load import EMBEDDED
 from perlclip.errors import PerlclipError, unknown_name
 
 OPTIMIZERS = ("adamw", "adam", "sgd")
@@ -100,8 +101,8 @@ class Rule:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-# The embedded backbone's pictures have 64 pixels, so a crop of 8 % would show two patches.
-EVERYONE = (Rule(backbone="tiny", changes={"crop_scale": (0.5, 1.0)}),)
+# The embedded backbones' pictures have 64 pixels, so a crop of 8 % would show two patches.
+EVERYONE = [Rule(backbone=name, changes={"crop_scale": (0.5, 1.0)}) for name in EMBEDDED]
 
 
 def apply_rules(
