@@ -129,7 +129,8 @@ def fill(folder: Path, data: DataSet, train: int, test: int) -> dict[str, int]:
 
 def annotator(options: argparse.Namespace) -> None:
     data = photographs(options.real, options.set) if options.real else load_toybox(options.set)
-    backbone = perlclip.load_backbone(str(options.real / "clip") if options.real else "tiny", dtype=options.dtype)
+    name = str(options.real / "clip") if options.real else "tiny"
+    backbone = perlclip.load_backbone(name, device=options.device, dtype=options.dtype)
     folder = options.work / options.set
     truth = fill(folder, data, *options.per_class)
     rows, curves = [], {}

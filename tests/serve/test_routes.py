@@ -68,7 +68,8 @@ def test_answers_are_those_of_the_classifiers_in_every_form(service, classifiers
 def test_options_are_those_of_predict(service, classifiers):
     _, address = service
     for name in ("plain", "steps"):
-        for how in ({"steps": 1}, {"steps": "adaptive"}, {"reject": True, "reject_rate": 0.3}, {"coverage": 0.9}):
+        for how in ({"steps": 1}, {"steps": "adaptive"}, {"reject": True, "reject_rate": 0.3}, {"coverage": 0.9},
+                    {"multi_label": True, "top_k": 2}):  # fmt: skip
             _, said = post(address, images=[b64(png(3))], adapters=name, **how)
             found, expected = said["results"][0]["answers"][name], classifiers[name].predict(png(3), **how)
             assert_answer(found, expected)
@@ -104,6 +105,8 @@ def test_options_are_those_of_predict(service, classifiers):
         ({"coverage": 0.9999}, 400, "held out"),
         ({"sets": "laps", "coverage": 0.5}, 400, "did you mean"),
         ({"stepps": 1}, 400, "stepps"),
+        ({"multi_label": True, "reject": True}, 400, "does not go with reject"),
+        ({"multi_label": True, "adapters": "plain", "steps": 1}, 400, "does not go with"),
         ({"images": "abc"}, 400, "list"),
         ({"max_mean_steps": 1e308, "steps": 9}, 400, "from 0 to 4"),
         ({"images": [b64(png())] * 8, "adapters": [f"a{i}" for i in range(20)]}, 400, "at most 64"),
