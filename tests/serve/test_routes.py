@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -243,6 +244,8 @@ def test_tritons_client_is_refused_with_sentences(client):
         client.infer("plain", [pixels])
     with pytest.raises(InferenceServerException, match="an output is one of"):
         client.infer("plain", asked([png()]), outputs=[triton.InferRequestedOutput("odd")])
+    with pytest.raises(InferenceServerException, match="multi_label and on_error are for"):
+        client.infer("plain", asked([png()]), parameters={"multi_label": True})
     with pytest.raises(InferenceServerException, match="reject: true"):
         client.infer("plain", asked([png()]), outputs=[triton.InferRequestedOutput("rejected")])
 
@@ -312,6 +315,7 @@ def test_watching_and_documents(service):
     assert "perlclip_decoder_deaths_total" in text and "nobody" not in text
     page = ask(address, "GET", "/")[1].decode()
     assert "/v1/predict" in page and "<script" not in page and "http:" not in page
+    assert b"color-scheme" in ask(address, "GET", re.search('href="(/[a-z.]+css)"', page)[1])[1]
     schema = ask(address, "GET", "/openapi.json")[1]
     assert set(schema["paths"]) >= {"/v1/predict", "/v1/adapters", "/v2/models/{name}/infer", "/metrics"}
 

@@ -161,7 +161,8 @@ def most_worth(
 ) -> list[tuple[int, float]]:
     """Images to label, best first, each with the share of its variance that was left when it was taken.
 
-    With labelled images X, cov(x, y) = xᵀ P y, P = lambda (XᵀX + lambda)⁻¹; one more of them changes P by rank one.
+    With labelled images X, cov(x, y) = xᵀ P y, P = lambda (XᵀX + lambda)⁻¹; one more of them changes P by rank one, and
+    so what was computed with P: each image taken costs N E operations.
     """
     center_E = F.normalize(frozen_NE, dim=-1).double().mean(0)
     x_NE, before_ME = (F.normalize(v, dim=-1).double() - center_E for v in (frozen_NE, before_ME))
@@ -173,14 +174,18 @@ def most_worth(
     labels_C = torch.bincount(labels_M, minlength=p_NC.shape[1]).double()
     needed_EE = x_NE.T @ (unsure_N[:, None] * x_NE)
     free_N, found = torch.ones(len(x_NE), dtype=torch.bool), []
+    turned_NE = x_NE @ p_EE
+    variance_N, told_N = (turned_NE * x_NE).sum(-1), (turned_NE @ needed_EE * turned_NE).sum(-1)
     for _ in range(min(count, len(x_NE))):
-        turned_NE = x_NE @ p_EE
-        variance_N, told_N = (turned_NE * x_NE).sum(-1), (turned_NE @ needed_EE * turned_NE).sum(-1)
         rare_N = (p_NC / (1 + labels_C)).sum(-1)
         worth_N = unsure_N * rare_N * told_N / (variance_N + NOISE)
         i = int(worth_N.masked_fill(~free_N, -1).argmax())
         found.append((i, float(variance_N[i] / x_NE[i].square().sum().clamp(min=1e-12))))
         free_N[i] = False
         labels_C[int(p_NC[i].argmax())] += 1
-        p_EE = p_EE - torch.outer(turned_NE[i], turned_NE[i]) / (variance_N[i] + NOISE)
+        cov_N, gain_E = turned_NE @ x_NE[i], turned_NE[i] / (variance_N[i] + NOISE)
+        seen_E = needed_EE @ gain_E
+        told_N = told_N - 2 * cov_N * (turned_NE @ seen_E) + cov_N.square() * (gain_E @ seen_E)
+        variance_N = variance_N - cov_N.square() / (variance_N[i] + NOISE)
+        turned_NE = turned_NE - torch.outer(cov_N, gain_E)
     return found

@@ -315,15 +315,15 @@ def _said(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> list
     return answers
 
 
-def _scores(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> dict[int, list[Tensor]]:
+def _scores(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
     """Of rows that are asked for several labels, each class's scores, (1, C), with and without the head."""
     asked = [i for i, row in enumerate(rows) if row.wanted.sigmoids]
     if not asked:
         return {}
     sheets = Sheets([sheet for i in asked if (sheet := rows[i].adapter.sheet)])
-    both = sheets.scores(v_KBE[:, torch.tensor(asked, device=v_KBE.device)], [stops[i] for i in asked])
-    classes = [len(rows[i].adapter.classifier.class_names) for i in asked]
-    return {i: [part[b : b + 1, : classes[b]] for part in both] for b, i in enumerate(asked)}
+    both_BC, texts_BC = sheets.scores(v_KBE[:, torch.tensor(asked, device=v_KBE.device)], [stops[i] for i in asked])
+    own = [(slice(b, b + 1), slice(len(rows[i].adapter.classifier.class_names))) for b, i in enumerate(asked)]
+    return {i: (both_BC[mine], texts_BC[mine]) for i, mine in zip(asked, own, strict=True)}
 
 
 def _alone(rows: Sequence[ImageRow]) -> Sequence[Prediction | PerlclipError]:
