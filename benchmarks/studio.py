@@ -160,18 +160,15 @@ def annotator(options: argparse.Namespace) -> None:
                 if not features.exists():
                     shutil.copytree(worker.features.folder, features)
             curves.setdefault(how, []).append(run)
-        found = np.array([[row[2] for row in run] for run in curves[how]]).mean(0).round(1)
-        effort = np.array([[row[1] for row in run] for run in curves[how]]).mean(0).round(0)
-        print(
-            f"{options.set} {how:10s} labels {[row[0] for row in curves[how][0]]} strokes {effort} → {found}",
-            flush=True,
-        )
+            write(options.out / f"studio-annotator-{options.set}.csv", rows)
+        shortest = min(map(len, curves[how]))  # a grid may give so many labels at once that a size is left out
+        labels, strokes, accuracy = np.array([run[:shortest] for run in curves[how]]).mean(0).round(1).T
+        print(f"{options.set} {how:10s} labels {labels} strokes {strokes} → {accuracy}", flush=True)
     if {"random", "suggested"} <= curves.keys():
         sizes = [row[0] for row in curves["random"][0]]
         both = (np.array([[row[2] for row in run] for run in curves[how]]).mean(0) for how in ("random", "suggested"))
         needed = labels_needed(sizes, *both)
         print(f"share of random's labels that suggestions need: {needed.round(2)}, mean {np.nanmean(needed[1:]):.2f}")
-    write(options.out / f"studio-annotator-{options.set}.csv", rows)
 
 
 def figure(options: argparse.Namespace) -> None:
