@@ -72,7 +72,7 @@ class World:
         self.files = [picture(seed, options.pixels) for seed in range(64)]
         self.rows: list[dict] = []
         self.part = ""
-        self.close = 1e-3 if options.dtype == "float32" else 0.05  # probabilities that are the same but for rounding
+        self.close = 1e-3 if options.dtype == "float32" else 0.1  # probabilities that are the same but for rounding
 
     def note(self, what: str, value: float, unit: str, **more: object) -> None:
         """One figure, at once on the screen."""
@@ -327,8 +327,8 @@ def threads(world: World) -> None:
     expected = {}
     for name in names:
         alone = perlclip.Classifier.from_pretrained(world.adapters / name, backbone=world.backbone, compile="off")
-        for i, one in enumerate(alone.predict(files)):
-            expected[name, i] = one.label, one.probability
+        for i, one in enumerate(alone.predict(files, top_k=1 if options.dtype == "float32" else 3)):
+            expected[name, i] = dict(one.top)  # with few bits, batches of other sizes may turn two that are close
     with world.service() as (address, _):
         loads = many(address, 1, lambda c, i: first_use(c, names[i]), len(names))[0]
         world.note("first use of an adapter", 1e3 * statistics.median(loads), "ms", classes=options.classes)
@@ -342,9 +342,10 @@ def threads(world: World) -> None:
                 time.sleep(0.2)
             if status != 200:
                 return f"status {status}"
-            found, (label, p) = said["results"][0]["answers"][name], expected[name, image]
-            near = abs(found["probability"] - p) < world.close
-            return "right" if near and (found["label"] == label or options.dtype != "float32") else "wrong"
+            found, top = said["results"][0]["answers"][name], expected[name, image]
+            if abs(found["probability"] - top.get(found["label"], 9)) > world.close:
+                return "wrong"
+            return "right" if found["label"] == next(iter(top)) else "right but for rounding"
 
         found, seconds = many(address, 64, work, options.requests)
         counted = Counter(found)
