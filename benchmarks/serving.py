@@ -109,6 +109,9 @@ def vit_b16(folder: Path) -> Path:
 def random_adapter(backbone: perlclip.Backbone, classes: int, seed: int) -> Adapter:
     torch.manual_seed(seed)
     method = perlclip.create_method("perl", backbone, readout="rising")
+    with torch.no_grad():  # so that a thought of another adapter would be seen in the answer
+        for p in method.parameters():
+            p.add_(torch.randn(p.shape).to(p) * (p.shape[-1] ** -0.5 if p.ndim > 1 else 0.3))
     names = tuple(f"c{seed} {n}" for n in range(classes))
     head = Head(
         class_names=names, weight_CE=0.1 * torch.randn(classes, backbone.embed_dim).half().float(),
