@@ -111,7 +111,7 @@ def random_adapter(backbone: perlclip.Backbone, classes: int, seed: int) -> Adap
     method = perlclip.create_method("perl", backbone, readout="rising")
     with torch.no_grad():  # so that a thought of another adapter would be seen in the answer
         for p in method.parameters():
-            p.add_(torch.randn(p.shape).to(p) * (p.shape[-1] ** -0.5 if p.ndim > 1 else 0.3))
+            p.add_(0.3 * torch.randn(p.shape).to(p) * (p.shape[-1] ** -0.5 if p.ndim > 1 else 1.0))
     names = tuple(f"c{seed} {n}" for n in range(classes))
     head = Head(
         class_names=names, weight_CE=0.1 * torch.randn(classes, backbone.embed_dim).half().float(),
