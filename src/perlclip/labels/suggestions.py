@@ -6,8 +6,8 @@ One after the other, the image i is taken for which this is largest:
 
 cov is what ridge regression on frozen features cannot know from the images that are labelled or taken before; so the
 sum is what a label of i would tell about all others, above all about those that need it. It is small for what is like a
-labelled image, and for what is like no other. u = 1 - margin of the two most probable classes: how unsure the
-answer is. r is the mean of 1 / (1 + labels of the class) over the classes that the image may be of; one that is taken
+labelled image, and for what is like no other. u = 1 - probability of the most probable class: how likely the answer is
+to be wrong. r is the mean of 1 / (1 + labels of the class) over the classes that the image may be of; one that is taken
 counts for what it is taken for. So the first few are spread over pool and classes, what follows is uncertain and rare,
 and near-duplicates are not taken twice. Nothing is drawn at random: the same images give the same suggestions.
 
@@ -33,7 +33,7 @@ from perlclip.methods.base import Method
 from perlclip.text.templates import DEFAULT_TEMPLATE
 from perlclip.training.choose_head import FIXED, STRENGTHS, Choice, Said, choose
 
-NOISE = 0.1  # lambda of the variance, for unit vectors
+NOISE = 0.3  # lambda of the variance, for unit vectors
 UNSURE = 0.25  # share of CLIP's own scale, at which it is sure of much that is wrong
 COLUMNS: dict[str, type] = {
     "rank": int, "image": str, "answer": str, "probability": float, "margin": float, "new": float,
@@ -169,8 +169,7 @@ def most_worth(
     ridge_EE = before_ME.T @ before_ME + NOISE * torch.eye(x_NE.shape[1], dtype=torch.float64)
     p_EE = NOISE * torch.linalg.inv(ridge_EE)
     p_NC = p_NC.double()
-    top_N2 = p_NC.topk(min(2, p_NC.shape[1])).values
-    unsure_N = 1 - (top_N2[:, 0] - top_N2[:, 1:].sum(-1))
+    unsure_N = 1 - p_NC.amax(-1)
     labels_C = torch.bincount(labels_M, minlength=p_NC.shape[1]).double()
     needed_EE = x_NE.T @ (unsure_N[:, None] * x_NE)
     free_N, found = torch.ones(len(x_NE), dtype=torch.bool), []
