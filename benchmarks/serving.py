@@ -89,7 +89,10 @@ class World:
         command += ["--batch-size", str(options.batch_size), "--workers", str(options.workers), *more]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
-                yield process.stdout.readline().split()[-1], process.pid
+                line = process.stdout.readline()
+                if not line:
+                    raise SystemExit("the service did not start")
+                yield line.split()[-1], process.pid
             finally:
                 process.terminate()
                 process.wait(60)
@@ -529,28 +532,28 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--out", type=Path, help="another result file")
     options = parser.parse_args()
+    where = f"{Path(options.backbone).name}-{machine('cuda' if options.device.startswith('cuda') else 'cpu')}"
+    path = options.out or RESULTS / file_name("serving", where, getattr(torch, options.dtype))
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder), options)
         for world.part in options.parts or PARTS:
             PARTS[world.part](world)
-    dtype = getattr(torch, options.dtype)
-    where = f"{Path(options.backbone).name}-{machine('cuda' if options.device.startswith('cuda') else 'cpu')}"
-    path = options.out or RESULTS / file_name("serving", where, dtype)
+            keep(path, world.part, [row for row in world.rows if row["part"] == world.part])
+
+
+def keep(path: Path, part: str, found: list[dict]) -> None:
+    """A part's rows in the place of those that were there; at once, as the next part may fail."""
     before = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
-    kept = [row for row in before if row["part"] not in (options.parts or PARTS)]
-    order = list(PARTS)
-    rows = sorted(kept + world.rows, key=lambda row: order.index(row["part"]))
-    write_csv(path, rows)
-    draw_load([row for row in rows if row["part"] == "load"], path.with_name(f"{path.stem}-load.png"))
-    print(f"written: {path}")
+    rows = [row for row in before if row["part"] != part] + found
+    write_csv(path, sorted(rows, key=lambda row: list(PARTS).index(row["part"])))
+    if part == "load":
+        draw_load(found, path.with_name(f"{path.stem}-load.png"))
 
 
 def draw_load(rows: list[dict], path: Path) -> None:
-    """Latency against load, if it was measured."""
-    found = {kind: [float(row["value"]) for row in rows if row["what"].startswith(kind)] for kind in ("p50", "p99")}
-    if not found["p50"]:
-        return
-    most = float(rows[0]["value"])
+    """Latency against load."""
+    found = {kind: [row["value"] for row in rows if row["what"].startswith(kind)] for kind in ("p50", "p99")}
+    most = rows[0]["value"]
 
     def paint(figure) -> None:
         axis = figure.subplots()

@@ -13,6 +13,7 @@ guess, of which it takes out what is wrong (`grid`). A stroke is a key pressed: 
 
 import argparse
 import csv
+import io
 import json
 import random
 import shutil
@@ -23,6 +24,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import numpy as np
+from PIL import Image
 
 import perlclip
 from benchmarks.common import RESULTS, file_name, machine
@@ -192,7 +194,8 @@ def figure(options: argparse.Namespace) -> None:
             axis.set(title=name, xlabel="keys pressed", ylabel="accuracy %")
         figure.axes[0].legend()
 
-    Path("docs/studio-annotator.png").write_bytes(draw("annotator", "", (3.2 * len(sets), 3), paint).png)
+    picture = Image.open(io.BytesIO(draw("annotator", "", (3.2 * len(sets), 3), paint).png))
+    picture.convert("RGB").quantize(64).save("docs/studio-annotator.png", optimize=True)
 
 
 def timing(options: argparse.Namespace) -> None:
@@ -202,10 +205,13 @@ def timing(options: argparse.Namespace) -> None:
     truth = fill(work / "images", data, -(-options.images // 32), 0)
     for name in sorted(truth)[options.images :]:
         (work / "images" / name).unlink()
-    rows: list[dict] = []
+    kind = "vit-b16" if Path(options.backbone).is_dir() else options.backbone
+    where = f"{kind}-{machine(backbone.device.type)}"
+    path, rows = options.out / file_name("studio-time", where, backbone.dtype), []
 
     def note(what: str, seconds: float, **more: object) -> None:
         rows.append({"what": what, "seconds": round(seconds, 2), "images": options.images, "labels": options.labels})
+        write(path, rows)
         print(f"{what:48} {seconds:8.2f} s {more or ''}", flush=True)
 
     with Project(work / "images") as project:
@@ -234,9 +240,6 @@ def timing(options: argparse.Namespace) -> None:
             note("of it training", row["seconds"], trained_on=row["labels"] - row["held"])
         worker.stop()
     shutil.rmtree(work)
-    kind = "vit-b16" if Path(options.backbone).is_dir() else options.backbone
-    where = f"{kind}-{machine(backbone.device.type)}"
-    write(options.out / file_name("studio-time", where, backbone.dtype), rows)
 
 
 if __name__ == "__main__":
