@@ -2,6 +2,7 @@
 
     python -m benchmarks.studio annotator --set noisy_shapes              a drawn set, embedded backbone
     python -m benchmarks.studio annotator --set eurosat --real FOLDER     photographs: FOLDER/{clip,sets.json,eurosat}
+    python -m benchmarks.studio figure                                    the annotators' curves, for the document
     python -m benchmarks.studio time --backbone tiny --labels 10          from the first label to an adapter
 
 The annotator has a folder of training and test images. It puts the test images aside, gives true labels to the others,
@@ -11,6 +12,8 @@ guess, of which it takes out what is wrong (`grid`). A stroke is a key pressed: 
 """
 
 import argparse
+import csv
+import io
 import json
 import random
 import shutil
@@ -21,8 +24,10 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import numpy as np
+from PIL import Image
 
 import perlclip
+from benchmarks.common import RESULTS, file_name, machine
 from benchmarks.labels import labels_needed, write
 from benchmarks.photographs import photographs
 from perlclip.data.images import read_image
@@ -32,6 +37,8 @@ from perlclip.serve.guard import Limits, running
 from perlclip.studio.interface import studio_app
 from perlclip.studio.project import SKIPPED, Project
 from perlclip.studio.worker import Worker
+from perlclip.viz.drawing import draw
+from perlclip.viz.style import BLUE, GREY, VERMILION
 
 SIZES = (20, 40, 60, 80, 120, 160, 200, 240)
 SHARE = 0.8  # of the pool that a seed sees
@@ -129,7 +136,8 @@ def fill(folder: Path, data: DataSet, train: int, test: int) -> dict[str, int]:
 
 def annotator(options: argparse.Namespace) -> None:
     data = photographs(options.real, options.set) if options.real else load_toybox(options.set)
-    backbone = perlclip.load_backbone(str(options.real / "clip") if options.real else "tiny", dtype=options.dtype)
+    name = str(options.real / "clip") if options.real else "tiny"
+    backbone = perlclip.load_backbone(name, device=options.device, dtype=options.dtype)
     folder = options.work / options.set
     truth = fill(folder, data, *options.per_class)
     rows, curves = [], {}
@@ -154,18 +162,40 @@ def annotator(options: argparse.Namespace) -> None:
                 if not features.exists():
                     shutil.copytree(worker.features.folder, features)
             curves.setdefault(how, []).append(run)
-        found = np.array([[row[2] for row in run] for run in curves[how]]).mean(0).round(1)
-        effort = np.array([[row[1] for row in run] for run in curves[how]]).mean(0).round(0)
-        print(
-            f"{options.set} {how:10s} labels {[row[0] for row in curves[how][0]]} strokes {effort} → {found}",
-            flush=True,
-        )
+            write(options.out / f"studio-annotator-{options.set}.csv", rows)
+        shortest = min(map(len, curves[how]))  # a grid may give so many labels at once that a size is left out
+        labels, strokes, accuracy = np.array([run[:shortest] for run in curves[how]]).mean(0).round(1).T
+        print(f"{options.set} {how:10s} labels {labels} strokes {strokes} → {accuracy}", flush=True)
     if {"random", "suggested"} <= curves.keys():
         sizes = [row[0] for row in curves["random"][0]]
         both = (np.array([[row[2] for row in run] for run in curves[how]]).mean(0) for how in ("random", "suggested"))
         needed = labels_needed(sizes, *both)
         print(f"share of random's labels that suggestions need: {needed.round(2)}, mean {np.nanmean(needed[1:]):.2f}")
-    write(options.out / f"annotator-{options.set}.csv", rows)
+
+
+def figure(options: argparse.Namespace) -> None:
+    """All sets that were annotated: mean and standard deviation over the seeds."""
+    sets: dict[str, dict[str, dict[int, list[tuple[float, float]]]]] = {}
+    for path in sorted(options.out.glob("studio-annotator-*.csv")):
+        for row in csv.DictReader(path.open(newline="")):
+            found = sets.setdefault(row["set"], {}).setdefault(row["how"], {})
+            # A grid gives several labels at once, so that sizes differ a little from seed to seed.
+            size = max(size for size in SIZES if size <= int(row["labels"]))
+            found.setdefault(size, []).append((float(row["strokes"]), float(row["accuracy"])))
+
+    def paint(figure) -> None:
+        for axis, (name, ways) in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets.items(), strict=True):
+            for (how, curve), colour in zip(ways.items(), (GREY, VERMILION, BLUE), strict=False):
+                points = np.array([np.mean(found, 0) for found in curve.values()])
+                spread = np.array([np.std(found, 0)[1] for found in curve.values()])
+                axis.plot(*points.T, color=colour, marker="o", markersize=3, label=how)
+                low, high = points[:, 1] - spread, points[:, 1] + spread
+                axis.fill_between(points[:, 0], low, high, color=colour, alpha=0.15, linewidth=0)
+            axis.set(title=name, xlabel="keys pressed", ylabel="accuracy %")
+        figure.axes[0].legend()
+
+    picture = Image.open(io.BytesIO(draw("annotator", "", (3.2 * len(sets), 3), paint).png))
+    picture.convert("RGB").quantize(64).save("docs/studio-annotator.png", optimize=True)
 
 
 def timing(options: argparse.Namespace) -> None:
@@ -175,6 +205,15 @@ def timing(options: argparse.Namespace) -> None:
     truth = fill(work / "images", data, -(-options.images // 32), 0)
     for name in sorted(truth)[options.images :]:
         (work / "images" / name).unlink()
+    kind = "vit-b16" if Path(options.backbone).is_dir() else options.backbone
+    where = f"{kind}-{machine(backbone.device.type)}"
+    path, rows = options.out / file_name("studio-time", where, backbone.dtype), []
+
+    def note(what: str, seconds: float, **more: object) -> None:
+        rows.append({"what": what, "seconds": round(seconds, 2), "images": options.images, "labels": options.labels})
+        write(path, rows)
+        print(f"{what:48} {seconds:8.2f} s {more or ''}", flush=True)
+
     with Project(work / "images") as project:
         worker = Worker(project, backbone, every=options.labels)
         started = time.perf_counter()
@@ -182,7 +221,7 @@ def timing(options: argparse.Namespace) -> None:
         with running(studio_app(worker), Limits(port=0)) as address:
             one = Annotator(address, truth, data.train.class_names, data.train.template)
             one.settled()
-            print(f"{len(project)} images looked at in {time.perf_counter() - started:.2f} s")
+            note("all images looked at", time.perf_counter() - started)
             started, first = time.perf_counter(), 0.0
             for place in range(options.labels):
                 one.label([place], int(one.truth[place]))
@@ -190,27 +229,29 @@ def timing(options: argparse.Namespace) -> None:
                     first = time.perf_counter() - started
             one.settled()
             first = first or time.perf_counter() - started
-            print(f"first label → first quick adapter on disk {first:.2f} s; {options.labels} labels and their quick "
-                  f"adapter {time.perf_counter() - started:.2f} s", flush=True)  # fmt: skip
+            note("first label to a quick adapter on disk", first)
+            note("first label to all labels' quick adapter", time.perf_counter() - started)
+            last = time.perf_counter()
             while not any(row["kind"] == "perl" for row in worker.history) and not worker.status.error:
                 time.sleep(0.02)
             row = next(row for row in worker.history if row["kind"] == "perl")
-            images, seconds = row["labels"] - row["held"], time.perf_counter() - started
-            print(f"first label → PERL adapter on disk {seconds:.2f} s (training {row['seconds']} s, {images} images)")
+            note("first label to PERL's adapter on disk", time.perf_counter() - started)
+            note("last label to PERL's adapter on disk", time.perf_counter() - last)
+            note("of it training", row["seconds"], trained_on=row["labels"] - row["held"])
         worker.stop()
     shutil.rmtree(work)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("annotator", "time"))
+    parser.add_argument("what", choices=("annotator", "figure", "time"))
     parser.add_argument("--set", default="noisy_shapes")
     parser.add_argument("--real", type=Path)
     parser.add_argument("--how", nargs="+", default=["random", "suggested", "grid"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--per-class", type=int, nargs=2, default=(32, 16), metavar=("TRAIN", "TEST"))
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "perlclip-studio-bench")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/studio"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--backbone", default="tiny")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
@@ -218,4 +259,4 @@ if __name__ == "__main__":
     parser.add_argument("--labels", type=int, default=10)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
-    {"annotator": annotator, "time": timing}[given.what](given)
+    {"annotator": annotator, "figure": figure, "time": timing}[given.what](given)

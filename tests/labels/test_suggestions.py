@@ -45,6 +45,15 @@ def test_what_is_left_of_the_variance_is_that_of_ridge_regression():
     assert abs(taken[-1][1] - (left / whole).item()) < 1e-6
 
 
+def test_each_is_the_one_that_would_be_taken_first_after_those_before():
+    v_NE, _, _ = clusters(7)
+    p_NC = torch.rand(len(v_NE), 3, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    known: list[int] = []
+    for i, _ in most_worth(v_NE, p_NC, 12, v_NE[:0], NONE):
+        assert i == most_worth(v_NE, p_NC, 1, v_NE[known], p_NC[known].argmax(-1))[0][0]
+        known.append(i)
+
+
 @pytest.fixture(scope="module")
 def pool(tree):
     return sorted(tree.rglob("*.png"))

@@ -53,7 +53,7 @@ def random_adapter(backbone, kind: str, seed: int, *, trained: int | None = None
     count = 60
     logits, labels = torch.randn(count, len(names), generator=draw), torch.arange(count) % len(names)
     v, means = torch.randn(2, count, backbone.embed_dim, generator=draw)
-    trust = Trust.of("own images", logits, logits, labels, v, None, means[: len(names)], v[:, 0])
+    trust = Trust.of("own images", logits, logits, labels, v, None, means[: len(names)], v[:, 0], (logits, logits / 2))
     points = (Point(0.0, 0.5, Policy(0.0, 0.0)), Point(2.0, 0.9, Policy(12.0, 4.0)))
     return Adapter(
         method=method, class_names=names, template="a photo of a {}.", head=made, trust=trust,

@@ -100,6 +100,18 @@ def test_rejection_and_sets_are_those_of_the_adapter(backbone, loaded, pixels):
     assert {one.rejected for one in found} == {True, False}
 
 
+def test_several_labels_are_those_of_the_adapter(backbone, loaded, pixels):
+    """Beside rows that are asked for one label."""
+    rows = [
+        row_of(pixels[i % 5], one, one.classifier.wanted(top_k=1 + i % 3, multi_label=bool(i % 4)))
+        for i, one in enumerate(loaded * 2)
+    ]
+    found = Engine(backbone).answer(rows)
+    for row, one in zip(rows, found, strict=True):
+        assert_same(one, alone(row))
+    assert len({len(one.labels) for one in found if one.labels is not None}) > 2
+
+
 def test_one_image_through_many_adapters_has_one_base_pass(backbone, loaded, pixels, monkeypatch):
     mixed = [one for one in loaded if one.sheet]
     passes = []

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,7 +69,8 @@ def test_answers_are_those_of_the_classifiers_in_every_form(service, classifiers
 def test_options_are_those_of_predict(service, classifiers):
     _, address = service
     for name in ("plain", "steps"):
-        for how in ({"steps": 1}, {"steps": "adaptive"}, {"reject": True, "reject_rate": 0.3}, {"coverage": 0.9}):
+        for how in ({"steps": 1}, {"steps": "adaptive"}, {"reject": True, "reject_rate": 0.3}, {"coverage": 0.9},
+                    {"multi_label": True, "top_k": 2}):  # fmt: skip
             _, said = post(address, images=[b64(png(3))], adapters=name, **how)
             found, expected = said["results"][0]["answers"][name], classifiers[name].predict(png(3), **how)
             assert_answer(found, expected)
@@ -104,6 +106,8 @@ def test_options_are_those_of_predict(service, classifiers):
         ({"coverage": 0.9999}, 400, "held out"),
         ({"sets": "laps", "coverage": 0.5}, 400, "did you mean"),
         ({"stepps": 1}, 400, "stepps"),
+        ({"multi_label": True, "reject": True}, 400, "does not go with reject"),
+        ({"multi_label": True, "adapters": "plain", "steps": 1}, 400, "does not go with"),
         ({"images": "abc"}, 400, "list"),
         ({"max_mean_steps": 1e308, "steps": 9}, 400, "from 0 to 4"),
         ({"images": [b64(png())] * 8, "adapters": [f"a{i}" for i in range(20)]}, 400, "at most 64"),
@@ -240,6 +244,8 @@ def test_tritons_client_is_refused_with_sentences(client):
         client.infer("plain", [pixels])
     with pytest.raises(InferenceServerException, match="an output is one of"):
         client.infer("plain", asked([png()]), outputs=[triton.InferRequestedOutput("odd")])
+    with pytest.raises(InferenceServerException, match="multi_label and on_error are for"):
+        client.infer("plain", asked([png()]), parameters={"multi_label": True})
     with pytest.raises(InferenceServerException, match="reject: true"):
         client.infer("plain", asked([png()]), outputs=[triton.InferRequestedOutput("rejected")])
 
@@ -309,6 +315,7 @@ def test_watching_and_documents(service):
     assert "perlclip_decoder_deaths_total" in text and "nobody" not in text
     page = ask(address, "GET", "/")[1].decode()
     assert "/v1/predict" in page and "<script" not in page and "http:" not in page
+    assert b"color-scheme" in ask(address, "GET", re.search('href="(/[a-z.]+css)"', page)[1])[1]
     schema = ask(address, "GET", "/openapi.json")[1]
     assert set(schema["paths"]) >= {"/v1/predict", "/v1/adapters", "/v2/models/{name}/infer", "/metrics"}
 

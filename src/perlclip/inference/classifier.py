@@ -111,6 +111,15 @@ class AnswerForm:
         return self.embeddings or self.threshold is not None
 
 
+def check_several(multi_label: bool, reject: bool, coverage: float | None, *limits: object) -> None:
+    """Refuse what does not go with several labels: `limits` are those of thinking."""
+    if multi_label and (reject or coverage is not None or any(limit is not None for limit in limits)):
+        raise PerlclipError(
+            "multi_label=True answers after all steps, class by class; it does not go with reject, coverage, "
+            "steps, max_mean_steps or max_ms"
+        )
+
+
 class Classifier:
     """A method with a list of class names, ready to label images.
 
@@ -378,11 +387,7 @@ class Classifier:
         the next batch before the answers to this one are waited for.
         """
         check_limits(max_mean_steps, max_ms)
-        if multi_label and (reject or coverage is not None or (steps, max_mean_steps, max_ms) != (None, None, None)):
-            raise PerlclipError(
-                "multi_label=True answers after all steps, class by class; it does not go with reject, coverage, "
-                "steps, max_mean_steps or max_ms"
-            )
+        check_several(multi_label, reject, coverage, steps, max_mean_steps, max_ms)
         wanted = self.wanted(
             top_k=top_k, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets, multi_label=multi_label,
             embeddings=embeddings,
@@ -466,9 +471,12 @@ class Classifier:
 
     @torch.no_grad()
     def _predict_several(self, pixels: Tensor, wanted: AnswerForm) -> list[Prediction]:
+        return self.several(*self.answering.scores(pixels.to(self.method.backbone.device, non_blocking=True)), wanted)
+
+    def several(self, both_BC: Tensor, texts_BC: Tensor, wanted: AnswerForm) -> list[Prediction]:
+        """Answers with several labels, from the scores that `Answering` gives."""
         assert wanted.sigmoids is not None
         whole, texts = wanted.sigmoids
-        both_BC, texts_BC = self.answering.scores(pixels.to(self.method.backbone.device, non_blocking=True))
         p_BC, threshold_C = texts.probabilities(texts_BC), torch.full_like(texts_BC[0], texts.threshold)
         if whole and self._with_head:
             trained_C = torch.tensor(self._trained, device=both_BC.device)

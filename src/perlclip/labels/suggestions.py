@@ -6,8 +6,8 @@ One after the other, the image i is taken for which this is largest:
 
 cov is what ridge regression on frozen features cannot know from the images that are labelled or taken before; so the
 sum is what a label of i would tell about all others, above all about those that need it. It is small for what is like a
-labelled image, and for what is like no other. u = 1 - margin of the two most probable classes: how unsure the
-answer is. r is the mean of 1 / (1 + labels of the class) over the classes that the image may be of; one that is taken
+labelled image, and for what is like no other. u = 1 - probability of the most probable class: how likely the answer is
+to be wrong. r is the mean of 1 / (1 + labels of the class) over the classes that the image may be of; one that is taken
 counts for what it is taken for. So the first few are spread over pool and classes, what follows is uncertain and rare,
 and near-duplicates are not taken twice. Nothing is drawn at random: the same images give the same suggestions.
 
@@ -33,7 +33,7 @@ from perlclip.methods.base import Method
 from perlclip.text.templates import DEFAULT_TEMPLATE
 from perlclip.training.choose_head import FIXED, STRENGTHS, Choice, Said, choose
 
-NOISE = 0.1  # lambda of the variance, for unit vectors
+NOISE = 0.3  # lambda of the variance, for unit vectors
 UNSURE = 0.25  # share of CLIP's own scale, at which it is sure of much that is wrong
 COLUMNS: dict[str, type] = {
     "rank": int, "image": str, "answer": str, "probability": float, "margin": float, "new": float,
@@ -161,26 +161,30 @@ def most_worth(
 ) -> list[tuple[int, float]]:
     """Images to label, best first, each with the share of its variance that was left when it was taken.
 
-    With labelled images X, cov(x, y) = xᵀ P y, P = lambda (XᵀX + lambda)⁻¹; one more of them changes P by rank one.
+    With labelled images X, cov(x, y) = xᵀ P y, P = lambda (XᵀX + lambda)⁻¹; one more of them changes P by rank one, and
+    so what was computed with P: each image taken costs N E operations.
     """
     center_E = F.normalize(frozen_NE, dim=-1).double().mean(0)
     x_NE, before_ME = (F.normalize(v, dim=-1).double() - center_E for v in (frozen_NE, before_ME))
     ridge_EE = before_ME.T @ before_ME + NOISE * torch.eye(x_NE.shape[1], dtype=torch.float64)
     p_EE = NOISE * torch.linalg.inv(ridge_EE)
     p_NC = p_NC.double()
-    top_N2 = p_NC.topk(min(2, p_NC.shape[1])).values
-    unsure_N = 1 - (top_N2[:, 0] - top_N2[:, 1:].sum(-1))
+    unsure_N = 1 - p_NC.amax(-1)
     labels_C = torch.bincount(labels_M, minlength=p_NC.shape[1]).double()
     needed_EE = x_NE.T @ (unsure_N[:, None] * x_NE)
     free_N, found = torch.ones(len(x_NE), dtype=torch.bool), []
+    turned_NE = x_NE @ p_EE
+    variance_N, told_N = (turned_NE * x_NE).sum(-1), (turned_NE @ needed_EE * turned_NE).sum(-1)
     for _ in range(min(count, len(x_NE))):
-        turned_NE = x_NE @ p_EE
-        variance_N, told_N = (turned_NE * x_NE).sum(-1), (turned_NE @ needed_EE * turned_NE).sum(-1)
         rare_N = (p_NC / (1 + labels_C)).sum(-1)
         worth_N = unsure_N * rare_N * told_N / (variance_N + NOISE)
         i = int(worth_N.masked_fill(~free_N, -1).argmax())
         found.append((i, float(variance_N[i] / x_NE[i].square().sum().clamp(min=1e-12))))
         free_N[i] = False
         labels_C[int(p_NC[i].argmax())] += 1
-        p_EE = p_EE - torch.outer(turned_NE[i], turned_NE[i]) / (variance_N[i] + NOISE)
+        cov_N, gain_E = turned_NE @ x_NE[i], turned_NE[i] / (variance_N[i] + NOISE)
+        seen_E = needed_EE @ gain_E
+        told_N = told_N - 2 * cov_N * (turned_NE @ seen_E) + cov_N.square() * (gain_E @ seen_E)
+        variance_N = variance_N - cov_N.square() / (variance_N[i] + NOISE)
+        turned_NE = turned_NE - torch.outer(cov_N, gain_E)
     return found

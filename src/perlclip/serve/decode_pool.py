@@ -43,6 +43,7 @@ class Decoders:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, "transformers.models.clip.image_processing_pil_clip"])
         self._make_of = views, max_pixels
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decoder")
         self._idle: SimpleQueue[_Decoder] = SimpleQueue()
         for _ in range(workers):
@@ -71,7 +72,13 @@ class Decoders:
         if reply[:1] == SENTENCE:
             raise Refusal(422, reply[1:].decode(errors="replace"))
         view = torch.from_numpy(np.frombuffer(bytearray(reply[1:]), np.float32).reshape(3, self.size, self.size))
-        return view.to(self.device)  # here, one by one: a batch of them would keep the engine waiting
+        if self._stream is None:
+            return view.to(self.device)
+        # Here, one by one, as a batch of them would keep the engine waiting; and beside the engine's own stream, or
+        # each copy would wait for all that the engine has begun.
+        with torch.cuda.stream(self._stream):
+            view = view.to(self.device)
+        return view
 
     def pids(self) -> list[int]:
         """Of the decoders that have nothing to do right now."""

@@ -294,11 +294,15 @@ def _said(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> list
     p_BC = (logits_BC / temperature_B1).softmax(-1)
     most = max(row.wanted.top_k for row in rows)
     values_BT, indices_BT = (tensor.tolist() for tensor in p_BC.topk(most))
+    scores = _scores(rows, v_KBE, stops)
     answers: list[Prediction | PerlclipError] = []
     for i, row in enumerate(rows):
         classifier, wanted = row.adapter.classifier, row.wanted
         own_1C, v_1E = p_BC[i : i + 1, : len(classifier.class_names)], v_KBE[0, i : i + 1]
         try:
+            if i in scores:
+                answers += classifier.several(*scores[i], wanted)
+                continue
             judged: tuple[bool | None, tuple[str, ...] | None] = (None, None)
             if wanted.threshold is not None or wanted.coverage is not None:
                 rejected, labels = classifier.judge(own_1C, v_1E, wanted)
@@ -309,6 +313,17 @@ def _said(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> list
         except PerlclipError as error:
             answers.append(error)
     return answers
+
+
+def _scores(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
+    """Of rows that are asked for several labels, each class's scores, (1, C), with and without the head."""
+    asked = [i for i, row in enumerate(rows) if row.wanted.sigmoids]
+    if not asked:
+        return {}
+    sheets = Sheets([sheet for i in asked if (sheet := rows[i].adapter.sheet)])
+    both_BC, texts_BC = sheets.scores(v_KBE[:, torch.tensor(asked, device=v_KBE.device)], [stops[i] for i in asked])
+    own = [(slice(b, b + 1), slice(len(rows[i].adapter.classifier.class_names))) for b, i in enumerate(asked)]
+    return {i: (both_BC[mine], texts_BC[mine]) for i, mine in zip(asked, own, strict=True)}
 
 
 def _alone(rows: Sequence[ImageRow]) -> Sequence[Prediction | PerlclipError]:

@@ -19,6 +19,13 @@ from perlclip.serve.open_inference import HEADER, InferRequest, model_metadata
 from perlclip.serve.service import Options, Service
 
 EXTENSIONS = ["binary_tensor_data"]
+STYLE = """:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
+main { max-width: 46rem; margin: 0 auto; padding: 1.5rem 1rem 4rem }
+dt { margin-top: 1rem; overflow-wrap: anywhere }
+dt b { display: inline-block; min-width: 3.2rem; font-size: .8rem; letter-spacing: .05em }
+dd { margin: 0 0 0 3.5rem; opacity: .8 }
+@media (max-width: 600px) { dd { margin-left: 0 } }
+"""
 
 
 class PredictRequest(Options):
@@ -165,8 +172,9 @@ def _add_open_inference(app: FastAPI, service: Service) -> None:
             raise Refusal(415, "a compressed request is not unpacked")
         asked = InferRequest.read(await request.body(), request.headers.get(HEADER))
         options = Options.read(asked.parameters)
-        if options.coverage is not None or options.on_error != "stop":
-            raise PerlclipError("coverage and on_error are for /v1/predict: the protocol has no room for their answers")
+        if options.coverage is not None or options.multi_label or options.on_error != "stop":
+            only = "coverage, multi_label and on_error are for /v1/predict"
+            raise PerlclipError(f"{only}: the protocol has no room for their answers")
         found = await service.predict(asked.files, [name], options)
         body, headers = asked.respond(name, [one[name] for one in found if not isinstance(one, Refusal)])
         return Response(body, headers=headers)
@@ -192,23 +200,31 @@ def _add_watching(app: FastAPI, service: Service) -> None:
         """Counters for Prometheus."""
         return Response(request.scope["perlclip.counters"].text(), media_type="text/plain; version=0.0.4")
 
+    @app.get("/page.css", include_in_schema=False)
+    def style() -> Response:
+        """Of that page; a style within it is forbidden, as everywhere."""
+        return Response(STYLE, media_type="text/css")
+
     @app.get("/docs", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     def page() -> HTMLResponse:
-        """What there is, as a table."""
+        """What there is."""
         return HTMLResponse(_page(app.openapi()))
 
 
 def _page(schema: Mapping[str, Any]) -> str:
-    """The addresses of an OpenAPI schema, without a script or a style."""
+    """The addresses of an OpenAPI schema, without a script."""
     rows = "".join(
-        f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(about.get('description', ''))}</td></tr>"
+        f"<dt><b>{method.upper()}</b> <code>{escape(path)}</code></dt><dd>{escape(about.get('description', ''))}</dd>"
         for path, methods in schema["paths"].items()
         for method, about in methods.items()
     )
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>perlclip {escape(perlclip.__version__)}'
-        f"</title></head><body><h1>perlclip serve</h1><table>{rows}</table>"
-        '<p>Fields of requests and answers: <a href="/openapi.json">openapi.json</a>.</p></body></html>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>perlclip serve</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        '<link rel="stylesheet" href="/page.css"></head><body><main>'
+        f"<h1>perlclip serve {escape(perlclip.__version__)}</h1><p>One backbone, many adapters. "
+        '<a href="/v1/adapters">Adapters</a> · <a href="/metrics">metrics</a> · '
+        f'fields of requests and answers: <a href="/openapi.json">openapi.json</a></p><dl>{rows}</dl>'
+        "</main></body></html>"
     )

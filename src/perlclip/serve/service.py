@@ -16,7 +16,7 @@ from perlclip.adapters.folder import CONFIG, load_adapter
 from perlclip.backbone import Backbone, load_backbone
 from perlclip.errors import PerlclipError
 from perlclip.files import MIB
-from perlclip.inference.classifier import AnswerForm, Prediction
+from perlclip.inference.classifier import AnswerForm, Prediction, check_several
 from perlclip.serve.batching import Batcher
 from perlclip.serve.decode_pool import Decoders
 from perlclip.serve.engine import Engine, ImageRow, Loaded
@@ -42,6 +42,7 @@ class Options(BaseModel):
     reject_rate: float = RATE
     coverage: float | None = None
     sets: str = KIND
+    multi_label: bool = False
     on_error: Literal["stop", "skip"] = "stop"
 
     @classmethod
@@ -56,6 +57,8 @@ class Options(BaseModel):
             said = f"{what!r} is not one of {known}" if known else f"{what}: {first['msg']}"
             raise PerlclipError(said) from error
         check_limits(found.max_mean_steps, found.max_ms)
+        limits = found.steps, found.max_mean_steps, found.max_ms
+        check_several(found.multi_label, found.reject, found.coverage, *limits)
         return found
 
 
@@ -108,7 +111,8 @@ class Service:
             raise Refusal(413, f"a request has at most {self.config.max_images} images, not {len(files)}")
         with self.batcher.reserve(len(files) * len(names)):
             asked = [await self._asked(name, options) for name in names]
-            said = sum(len(one.classifier.class_names) if options.coverage else form.top_k for one, form in asked)
+            sets = options.coverage is not None or options.multi_label
+            said = sum(len(one.classifier.class_names) if sets else form.top_k for one, form in asked)
             if said * len(files) > LABELS:
                 raise Refusal(413, f"an answer has at most {LABELS:,} labels: ask for fewer images, adapters or top_k")
             views = await self._views(files, options)
@@ -143,7 +147,7 @@ class Service:
         adapter = await self.adapter(name)
         check = partial(
             adapter.classifier.wanted, top_k=options.top_k, reject=options.reject, reject_rate=options.reject_rate,
-            coverage=options.coverage, sets=options.sets,
+            coverage=options.coverage, sets=options.sets, multi_label=options.multi_label,
         )  # fmt: skip
         if not options.reject:
             return adapter, check()

@@ -86,6 +86,7 @@ class Sheets:
     def __init__(self, sheets: Sequence[Sheet]) -> None:
         self.sheets = sheets
         self.width = max(sheet.classes for sheet in sheets)
+        self._indices: dict[tuple[object, ...], Tensor] = {}
 
     @torch.no_grad()
     def answer(self, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:
@@ -118,14 +119,30 @@ class Sheets:
         ]
         return logits_BC - _numbers(totals, v_KBE)
 
+    @torch.no_grad()
+    def scores(self, v_KBE: Tensor, stops: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Of rows that took all steps, `Answering.scores`: with heads and of texts alone, (B, C)."""
+        with full_precision(v_KBE.device):
+            v_KBE, rows = v_KBE.float(), range(len(self.sheets))
+            texts_BC = self._mixed(self._dot(v_KBE[-1], rows, [sheet.texts[-1] for sheet in self.sheets]), v_KBE)
+            return self._headed(texts_BC, v_KBE, stops, shared=False), texts_BC
+
     def _finish(self, logits_BC: Tensor, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:
         """What heads make of it; see `perlclip.heads.head`."""
+        return self._headed(self._mixed(logits_BC, v_KBE), v_KBE, stops)
+
+    def _mixed(self, logits_BC: Tensor, v_KBE: Tensor) -> Tensor:
+        """With zero-shot's share."""
         mixed = [i for i, sheet in enumerate(self.sheets) if sheet.first is not None]
-        if mixed:
-            firsts = [self.sheets[i].first for i in mixed]
-            first_BC = _put(torch.zeros_like(logits_BC), mixed, self._dot(v_KBE[0], mixed, firsts))
-            share_B1 = self._column("share", logits_BC.device)
-            logits_BC = share_B1 * logits_BC + (1 - share_B1) * first_BC
+        if not mixed:
+            return logits_BC
+        firsts = [self.sheets[i].first for i in mixed]
+        first_BC = _put(torch.zeros_like(logits_BC), mixed, self._dot(v_KBE[0], mixed, firsts))
+        share_B1 = self._column("share", logits_BC.device)
+        return share_B1 * logits_BC + (1 - share_B1) * first_BC
+
+    def _headed(self, logits_BC: Tensor, v_KBE: Tensor, stops: Sequence[int], *, shared: bool = True) -> Tensor:
+        """With the head's scores; `shared`: as logits of one softmax, of which new classes keep their part."""
         headed = [i for i, sheet in enumerate(self.sheets) if sheet.learned]
         if not headed:
             return logits_BC
@@ -133,7 +150,7 @@ class Sheets:
         both_BC = self._column("text", logits_BC.device) * logits_BC + scores_BC
         trained_BC = self._spread([sheet.trained_C for sheet in self.sheets], logits_BC) > 0
         some = [not sheet.all_trained for sheet in self.sheets]
-        if any(some):
+        if shared and any(some):
             hidden = float("-inf")
             text_B1 = logits_BC.masked_fill(~trained_BC, hidden).logsumexp(-1, keepdim=True)
             mass_B1 = text_B1 - both_BC.masked_fill(~trained_BC, hidden).logsumexp(-1, keepdim=True)
@@ -199,14 +216,17 @@ class Sheets:
 
     def _index(self, own: "Own", rows: int, device: torch.device) -> Tensor:
         """Where each row's classes stand among all, one list behind the other; what is on no list, at the end."""
-        start, count, begin = [0] * rows, [0] * rows, 0
-        for matrix, places in own:
-            for place in places:
-                start[place], count[place] = begin, len(matrix)
-            begin += len(matrix)
-        start_b1, count_b1 = torch.tensor([start, count], device=device)[..., None]
-        c_C = torch.arange(self.width, device=device)
-        return torch.where(c_C < count_b1, c_C + start_b1, begin)
+        key = rows, *((len(matrix), *places) for matrix, places in own)
+        if key not in self._indices:  # the same for every step
+            start, count, begin = [0] * rows, [0] * rows, 0
+            for matrix, places in own:
+                for place in places:
+                    start[place], count[place] = begin, len(matrix)
+                begin += len(matrix)
+            start_b1, count_b1 = torch.tensor([start, count], device=device)[..., None]
+            c_C = torch.arange(self.width, device=device)
+            self._indices[key] = torch.where(c_C < count_b1, c_C + start_b1, begin)
+        return self._indices[key]
 
     def _column(self, name: str, device: torch.device) -> Tensor:
         return torch.tensor([[float(getattr(sheet, name))] for sheet in self.sheets], device=device)

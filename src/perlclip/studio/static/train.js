@@ -4,7 +4,7 @@ import {className, post, refresh, store} from "./store.js";
 import {editClasses} from "./classes.js";
 
 const HIGH = 260,
-  LEFT = 40,
+  LEFT = 44,
   RIGHT = 14,
   TOP = 14,
   BOTTOM = 34;
@@ -197,7 +197,7 @@ function curve(history) {
         "g",
         {},
         h("line", {x1: LEFT, x2: WIDE - RIGHT, y1: y(share), y2: y(share), class: "rule"}),
-        h("text", {x: LEFT - 6, y: y(share) + 4, class: "tick end"}, `${100 * share}`),
+        h("text", {x: LEFT - 6, y: y(share) + 4, class: "tick end"}, `${100 * share} %`),
       ),
     ),
     [0, 0.5, 1].map(part => h("text", {x: x(part * most), y: HIGH - 14, class: "tick"}, Math.round(part * most))),
