@@ -35,4 +35,6 @@ def draw_rates(tables: list[list[dict[str, str]]]) -> bytes:
 
 if __name__ == "__main__":
     out, *names = map(Path, sys.argv[1:])
-    out.write_bytes(draw_rates([list(csv.DictReader(name.open())) for name in names]))
+    rows = [row for name in names for row in csv.DictReader(name.open())]
+    sizes = dict.fromkeys(row["size"] for row in rows)
+    out.write_bytes(draw_rates([[row for row in rows if row["size"] == size] for size in sizes]))

@@ -130,7 +130,7 @@ def main() -> None:
         loaded = load_all(saved, backbone)
         arrays, plain = [adapter_arrays(adapter) for adapter in loaded], Torch(loaded)
         also = Torch(load_all(saved, perlclip.load_backbone(args.backbone, device="cpu", dtype="bfloat16")))
-        ways = {"onnx float32": "", "onnx int8 weights": "weights", "onnx int8 products": "products"}
+        ways = {"onnx float32": None, "onnx int8 weights": "weights", "onnx int8 products": "products"}
         files = {name: Path(folder) / f"{name}.onnx" for name in (*ways, "onnx int8, tool")}
         for name, int8 in ways.items():
             export_backbone(backbone, files[name], int8=int8)

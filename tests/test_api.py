@@ -10,14 +10,14 @@ import pytest
 import perlclip
 from perlclip.batch import job, shards, work
 from perlclip.bench import machines, protocols, schedule, store
-from perlclip.export import adapter_arrays, onnx_graph
+from perlclip.export import adapter_arrays, onnx_graph, web_page
 from perlclip.report import write
 from tests.conftest import draw_tree
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "api.md").read_text()
 HOMES = (perlclip, perlclip.methods, perlclip.data, perlclip.analysis, protocols, schedule, store, machines, write)
-HOMES += (work, job, shards, onnx_graph, adapter_arrays)
+HOMES += (work, job, shards, onnx_graph, adapter_arrays, web_page)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.M | re.S)
 
 

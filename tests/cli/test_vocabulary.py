@@ -11,6 +11,7 @@ from perlclip.cli import main
 from perlclip.data import ON_ERROR, survey, train_and_val
 from perlclip.export.adapter_arrays import export_adapter
 from perlclip.export.onnx_graph import export_backbone
+from perlclip.export.web_page import export_page
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.registry import default_recipe
 from perlclip.serve.guard import Limits
@@ -33,6 +34,7 @@ PAIRS = [
     ("predict", Classifier.predict, {"reject", "reject_rate", "coverage", "sets", "multi_label"}),
     ("export", export_backbone, {"steps", "depth", "int8"}),
     ("export", export_adapter, {"class_names", "template", "head"}),
+    ("export", export_page, {"class_names", "template", "head", "int8"}),
     ("push", perlclip.push_adapter, {"private", "message", "dataset"}),
     ("eval", perlclip.load_adapter, {"device", "dtype", "backbone"}),
     ("eval", perlclip.evaluate, {"steps", "max_mean_steps", "batch_size", "workers", "compile", "head"}),

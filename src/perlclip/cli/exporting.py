@@ -38,7 +38,7 @@ def export(
     adapters = [each for each in what if (Path(each) / "adapter_config.json").is_file()]
     asked: dict[str, Any] = {"class_names": class_names, "template": template, "head": head}
     if form == "web":
-        _export_page(what, adapters, out, runtime, examples, backbone, asked | {"int8": int8 or ""})
+        _export_page(what, adapters, out, runtime, examples, backbone, asked | {"int8": int8})
     elif runtime or examples or len(what) > 1:
         raise PerlclipError("runtime, examples and more than one adapter are a page's: --format web")
     elif adapters:
@@ -52,7 +52,7 @@ def export(
         if class_names or template or backbone or not head:
             raise PerlclipError(f"class names, template, backbone and head are an adapter's, and {what[0]} is none")
         check_ending(out, ".onnx")
-        export_backbone(perlclip.load_backbone(what[0], device="cpu"), out, steps=steps, depth=depth, int8=int8 or "")
+        export_backbone(perlclip.load_backbone(what[0], device="cpu"), out, steps=steps, depth=depth, int8=int8)
     click.echo(f"{out}: {out.stat().st_size / 1e6:,.1f} MB")
 
 

@@ -47,14 +47,16 @@ INT8 = ("weights", "products")
 END = 2**31 - 1  # of a slice
 
 
-def export_backbone(backbone: Backbone, path: str | Path, *, steps: int = 4, depth: int = 7, int8: str = "") -> Path:
+def export_backbone(
+    backbone: Backbone, path: str | Path, *, steps: int = 4, depth: int = 7, int8: str | None = None
+) -> Path:
     """Write a backbone's image tower with so many steps that begin at a depth.
 
     `int8` is "weights", which are a quarter of the size then, or "products", which are also faster, and less exact.
     """
     path = Path(path)
-    if int8 not in ("", *INT8):
-        raise unknown_name("int8", int8, INT8)
+    if int8 not in (None, *INT8):
+        raise unknown_name("int8", str(int8), INT8)
     onnx = _require_onnx()
     require_writable(path.parent)
     model = _Graph(onnx, _checked(backbone, depth), int8=int8).model(backbone, steps, depth)
@@ -90,7 +92,7 @@ def _checked(backbone: Backbone, depth: int) -> Tower:
 class _Graph:
     """Nodes and weights as they come; every method returns the name of what it makes."""
 
-    def __init__(self, onnx: Any, tower: Tower, *, int8: str) -> None:
+    def __init__(self, onnx: Any, tower: Tower, *, int8: str | None) -> None:
         self.onnx, self.tower, self.int8 = onnx, tower, int8
         self.probe = tower.head if isinstance(tower.head, Probe) else None
         self.nodes: list[Any] = []

@@ -38,7 +38,7 @@ MISSING = "onnxruntime-web is not there: `npm pack onnxruntime-web`, and name th
 def export_page(
     adapters: Sequence[Adapter], path: str | Path, *, runtime: str | Path, names: Sequence[str] = (),
     examples: Sequence[ImageSource] = (), class_names: Sequence[str] | None = None, template: str | None = None,
-    head: bool = True, int8: str = "",
+    head: bool = True, int8: str | None = None,
 ) -> Path:  # fmt: skip
     """Write a page that answers with all of these adapters, which have one backbone.
 
