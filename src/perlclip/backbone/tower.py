@@ -106,7 +106,7 @@ class Block(nn.Module):
         """Have the large products made in 8 bits."""
         if form is None:
             return
-        # To round the rows of `out` to float8 would cost what it saves. The few large numbers in the rows of `fc2` leave
+        # To round the rows of `out` to float8 would cost what it saves. The few large numbers of `fc2`'s rows leave
         # int8 no bits for the many small ones: without it, as many answers are float32's as in bfloat16.
         names = ("qkv", "fc1", "fc2") if form == FLOAT8 else ("qkv", "out", "fc1")
         linears: dict[str, nn.Linear] = {name: getattr(self, name) for name in names}
