@@ -13,7 +13,7 @@ from perlclip.cli import demonstration as demo
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "base_gain"), [("faint_toys", 8.0)])
 def test_perl_beats_zero_shot_on_base_and_keeps_novel(task, base_gain, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "SHOTS", 4)  # a quarter of the time; base from 79.1 to 90.8 %, novel from 80.1 to 85.0
+    monkeypatch.setattr(demo, "SHOTS", 4)  # a quarter of the time; base goes from 79.1 to 90.8 %
     demo.run_demo([task], tmp_path)
     (record,) = Store(tmp_path / "runs").records().complete
     base, novel = (record["metrics"][half]["step_accuracy"] for half in ("base", "novel"))
