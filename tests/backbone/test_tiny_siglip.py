@@ -11,7 +11,6 @@ from perlclip.data.toybox import load_toybox
 from tests import families
 
 FOLDER = EMBEDDED["tiny-siglip"]
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="scripts/pretrain_tiny.py has not made it yet")
 
 
 @pytest.fixture(scope="module")
