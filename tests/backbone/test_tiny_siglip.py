@@ -1,7 +1,6 @@
 """The embedded SigLIP: what that family reaches, not only its shapes."""
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from perlclip.data.toybox import load_toybox
 from tests import families
 
 FOLDER = EMBEDDED["tiny-siglip"]
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="scripts/pretrain_tiny.py has not made it yet")
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +27,10 @@ def toys():
 
 @pytest.fixture(scope="module")
 def faint():
-    """Four shots of eight classes, and their test pictures."""
+    """Four shots of the sixteen base classes, and a third of their test pictures."""
     data = load_toybox("faint_toys")
-    train, test = (
-        replace(part.select(i for i, label in enumerate(part.labels) if label < 8), class_names=part.class_names[:8])
-        for part in (data.train, data.test)
-    )
-    return train.few_shot(4, random.Random(1)), test
+    test = data.test.base()
+    return data.train.base().few_shot(4, random.Random(1)), test.select(range(0, len(test), 3))
 
 
 def accuracy(trained, images) -> float:
@@ -57,9 +52,10 @@ def test_it_is_the_model_in_the_package(siglip, toys):
 def test_zero_shot_accuracy(siglip, toys, faint):
     method = perlclip.create_method("zero-shot", siglip)
     assert accuracy(method, toys) > 75, "of 72 classes"
-    assert accuracy(method, faint[1]) > 60, "of 16"
+    assert accuracy(method, faint[1]) > 40, "of 16"
 
 
+@pytest.mark.slow
 def test_perl_learns_from_shots(siglip, faint):
     shots, test = faint
     before = accuracy(perlclip.create_method("zero-shot", siglip), test)
