@@ -206,6 +206,8 @@ function curve(history) {
     zero !== null && h("line", {x1: LEFT, x2: WIDE - RIGHT, y1: y(zero / 100), y2: y(zero / 100), class: "zero"}),
     h("polyline", {points: points(quick), class: "line c0"}),
     h("polyline", {points: points(perl), class: "line c1"}),
+    quick.length === 1 && // a line needs two
+      quick.map(row => h("circle", {cx: x(row.labels), cy: y(row.accuracy / 100), r: 4.5, class: "only"})),
     perl.map(row => h("circle", {cx: x(row.labels), cy: y(row.accuracy / 100), r: 4.5, class: "point"})),
     [
       ["quick head", "c0"],
