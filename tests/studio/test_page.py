@@ -215,6 +215,10 @@ def test_it_fits_a_telephone_and_can_be_read(page, studio, tmp_path):
               .filter(one => one.offsetParent && !(one.textContent.trim() || one.ariaLabel || one.labels?.length))
               .map(one => one.outerHTML)"""
             assert page.run(nameless) == []
+        page.press("?")
+        page.wait("document.querySelectorAll('dialog .keys kbd').length > 12")
+        assert "[object" not in page.run("document.querySelector('dialog').textContent")
+        page.press("Escape")
         for dark in (False, True):
             page.dark(dark)
             for name in ("--ink", "--soft", "--accent", "--bad"):

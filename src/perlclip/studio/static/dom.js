@@ -10,7 +10,7 @@ export function h(tag, attributes = {}, ...children) {
   }
   node.append(
     ...children
-      .flat()
+      .flat(Infinity)
       .filter(child => child !== null && child !== undefined && child !== false)
       .map(child => (child instanceof Node ? child : document.createTextNode(String(child)))),
   );
