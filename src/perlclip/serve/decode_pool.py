@@ -78,6 +78,8 @@ class Decoders:
         # each copy would wait for all that the engine has begun.
         with torch.cuda.stream(self._stream):
             view = view.to(self.device)
+        # So that its memory is not taken for another image before the engine has read it.
+        view.record_stream(torch.cuda.current_stream(self.device))
         return view
 
     def pids(self) -> list[int]:
