@@ -1,7 +1,7 @@
 """Files that nobody wrote: adapters, manifests, class names and hub names, changed at random by `hypothesis`.
 
     python -m benchmarks.fuzz                      # an hour, all targets in turn
-    python -m benchmarks.fuzz --minutes 1 adapter  # one of them
+    python -m benchmarks.fuzz --minutes 1 config   # one of them
 
 A target takes what the file holds and must accept it, or refuse it by a `PerlclipError` of one line; anything else is
 raised, with the smallest input that `hypothesis` finds for it. tests/test_fuzz.py runs each for a second.
@@ -159,11 +159,13 @@ def explore(target: Callable[[Any], None], examples: int, number: int) -> None:
 def main() -> None:
     """In turn until the time is up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("targets", nargs="*", choices=TARGETS)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--examples", type=int, default=1000, help="of a target before the next one's turn")
     parser.add_argument("--seed", type=int, help="the same one gives the same inputs; another each time without")
     arguments = parser.parse_args()
+    if unknown := set(arguments.targets) - TARGETS.keys():
+        parser.error(f"unknown target {unknown.pop()!r}; known: {', '.join(TARGETS)}")
     first = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     print(f"seed {first}", flush=True)
     numbers = random.Random(first)
