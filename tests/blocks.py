@@ -74,6 +74,7 @@ def trained(tmp_path_factory, clip_folder) -> Path:
     """An adapter for the documents that have one already, calibrated on enough images for everything they ask."""
     folder = tmp_path_factory.mktemp("trained")
     draw_tree(folder / "pets", images=17)
+    draw_tree(folder, classes={"photos": (200, 120, 60)}, size=52)  # without labels
     data, others = perlclip.train_val(perlclip.load_images(folder / "pets"), shots=8, val=9, seed=1)
     method = perlclip.create_method("perl", perlclip.load_backbone(str(clip_folder)), recipe="fast")
     fitted = perlclip.fit(method, data, progress=False)
@@ -88,7 +89,8 @@ def folder(tmp_path, monkeypatch, hub_cache, minis, mini_sizes, trained) -> Path
     monkeypatch.chdir(tmp_path)
     for name in ("pets", "test-pets", "more-pets", "plants"):
         shutil.copytree(trained / "pets", tmp_path / name)
-    for name in ("new-images", "new", "photos"):
+    shutil.copytree(trained / "photos", tmp_path / "photos")
+    for name in ("new-images", "new"):
         shutil.copytree(trained / "pets" / "red", tmp_path / name)
     for name in ("pets-adapter", "birds-adapter"):
         shutil.copytree(trained / "pets-adapter", tmp_path / name)
