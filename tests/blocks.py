@@ -71,12 +71,15 @@ def why_not(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, clip_folder) -> Path:
-    """An adapter for the documents that have one already."""
+    """An adapter for the documents that have one already, calibrated on enough images for everything they ask."""
     folder = tmp_path_factory.mktemp("trained")
     draw_tree(folder / "pets", images=17)
-    data, _ = perlclip.train_val(perlclip.load_images(folder / "pets"), shots=12, seed=1)
+    draw_tree(folder, classes={"photos": (200, 120, 60)}, size=52)  # without labels
+    data, others = perlclip.train_val(perlclip.load_images(folder / "pets"), shots=8, val=9, seed=1)
     method = perlclip.create_method("perl", perlclip.load_backbone(str(clip_folder)), recipe="fast")
-    perlclip.save_adapter(perlclip.fit(method, data, progress=False), folder / "pets-adapter")
+    fitted = perlclip.fit(method, data, progress=False)
+    trust = perlclip.Classifier(fitted).calibrate(others, progress=False)
+    perlclip.save_adapter(fitted, folder / "pets-adapter", trust=trust)
     return folder
 
 
@@ -86,7 +89,8 @@ def folder(tmp_path, monkeypatch, hub_cache, minis, mini_sizes, trained) -> Path
     monkeypatch.chdir(tmp_path)
     for name in ("pets", "test-pets", "more-pets", "plants"):
         shutil.copytree(trained / "pets", tmp_path / name)
-    for name in ("new-images", "new", "photos"):
+    shutil.copytree(trained / "photos", tmp_path / "photos")
+    for name in ("new-images", "new"):
         shutil.copytree(trained / "pets" / "red", tmp_path / name)
     for name in ("pets-adapter", "birds-adapter"):
         shutil.copytree(trained / "pets-adapter", tmp_path / name)
@@ -135,7 +139,8 @@ def test_what_a_document_shows_runs(document, folder):
         if words[0] == "python":
             subprocess.run([sys.executable, ROOT / words[1], *words[2:]], check=True)
             continue
-        for name in ("answers", "looked-at"):  # one for each command
+        made = ("answers", "looked-at", *(["pets-adapter"] if words[1] == "fit" else []))  # anew by each command
+        for name in made:
             shutil.rmtree(name, ignore_errors=True)
         result = run(*words[1:])
         assert result.exit_code == 0, (text, result.output, result.exception)
