@@ -114,8 +114,6 @@ def test_products_of_float8(rows, inputs, outputs):
     x = torch.randn(2, rows, inputs, device=DEVICE)
     y = Rows8(rounded(x, FLOAT8).values, rounded(x, FLOAT8).scale, x.norm(dim=-1))
     wanted = F.linear(y.wide(), linear.weight8.wide(), linear.bias.float())
-    assert off(kernels.linear8(y, linear), wanted) < 1e-2
-    if DEVICE == "cuda":
-        assert off(multiply(y, linear), wanted) < 1e-2
+    assert off(multiply(y, linear), wanted) < 1e-2
     hidden = kernels.linear_silu8(y, linear)
     assert off(hidden.wide(), F.silu(wanted)) < NEAR

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from perlclip.backbone.accel.eight import FLOAT8, LARGEST, Linear8, Rows8
+from perlclip.backbone.accel.eight import FLOAT8, LARGEST, Linear8, Rows8, multiply
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -118,17 +118,22 @@ def _sum_and_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm, form: torch.dtype) -
 
 
 @triton.jit
+def _corner(tile, tiles_m, tiles_n, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """Where a tile begins; tiles go in groups of rows that share the weights in cache."""
+    first = tile // (GROUP * tiles_n) * GROUP
+    rows = min(tiles_m - first, GROUP)
+    return (first + tile % (GROUP * tiles_n) % rows) * BM, tile % (GROUP * tiles_n) // rows * BN
+
+
+@triton.jit
 def _linear_silu(
     y_desc, w_desc, bias_ptr, out_desc, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """A persistent product: each program takes tile after tile, in groups of rows that share the weights in cache."""
+    """A persistent product: each program takes tile after tile."""
     tiles_m, tiles_n = tl.cdiv(M, BM), tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
-        first = tile // (GROUP * tiles_n) * GROUP
-        rows = min(tiles_m - first, GROUP)
-        m = (first + tile % (GROUP * tiles_n) % rows) * BM
-        n = tile % (GROUP * tiles_n) // rows * BN
+        m, n = _corner(tile, tiles_m, tiles_n, BM, BN, GROUP)
         total = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):
             total = tl.dot(y_desc.load([m, k]), w_desc.load([n, k]).T, total)
@@ -185,18 +190,14 @@ def _tanh(x):
 
 
 @triton.jit
-def _linear8(
+def _linear_silu8(
     y_desc, w_desc, row_ptr, column_ptr, bias_ptr, out_desc, out_scale_ptr, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
-    SILU: tl.constexpr,
 ):  # fmt: skip
-    """As `_linear_silu`, of float8; with SILU the result is float8, too, by the rows' scales in `out_scale_ptr`."""
+    """As `_linear_silu`, of float8 and in float8, by the rows' scales in `out_scale_ptr`."""
     tiles_m, tiles_n = tl.cdiv(M, BM), tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
-        first = tile // (GROUP * tiles_n) * GROUP
-        rows = min(tiles_m - first, GROUP)
-        m = (first + tile % (GROUP * tiles_n) % rows) * BM
-        n = tile % (GROUP * tiles_n) // rows * BN
+        m, n = _corner(tile, tiles_m, tiles_n, BM, BN, GROUP)
         total = tl.zeros((BM, BN), tl.float32)
         for k in range(0, K, BK):  # what lies outside is read as 0 and not written
             total = tl.dot(y_desc.load([m, k]), w_desc.load([n, k]).T, total)
@@ -204,30 +205,18 @@ def _linear8(
         total *= tl.load(row_ptr + row, mask=row < M, other=0.0)[:, None]
         total *= tl.load(column_ptr + column, mask=column < N, other=0.0)[None, :]
         total += tl.load(bias_ptr + column, mask=column < N, other=0.0)[None, :].to(tl.float32)
-        if SILU:
-            into = 0.5 / tl.load(out_scale_ptr + row, mask=row < M, other=1.0)
-            total = (total + total * _tanh(0.5 * total)) * into[:, None]  # silu(x) = x (1 + tanh(x / 2)) / 2
-            left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
-            out_desc.store([m, n], left.to(tl.float8e4nv))
-            out_desc.store([m, n + BN // 2], right.to(tl.float8e4nv))
-        else:
-            left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
-            out_desc.store([m, n], left.to(bias_ptr.dtype.element_ty))
-            out_desc.store([m, n + BN // 2], right.to(bias_ptr.dtype.element_ty))
+        into = 0.5 / tl.load(out_scale_ptr + row, mask=row < M, other=1.0)
+        total = (total + total * _tanh(0.5 * total)) * into[:, None]  # silu(x) = x (1 + tanh(x / 2)) / 2
+        left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
+        out_desc.store([m, n], left.to(tl.float8e4nv))
+        out_desc.store([m, n + BN // 2], right.to(tl.float8e4nv))
 
 
 def can_multiply8(linear: Linear8) -> bool:
-    """Whether `linear8` takes this layer: rows that the copy engine can read, and a card that has one."""
+    """Whether `linear_silu8` takes this layer: rows that the copy engine can read, and a card that has one."""
     hopper = torch.version.hip is None and torch.cuda.get_device_capability(linear.weight.device) >= (9, 0)
     aligned = linear.in_features % 16 == linear.out_features % 16 == 0
     return TensorDescriptor is not None and hopper and aligned and linear.bias is not None
-
-
-def linear8(y: Rows8, linear: Linear8) -> Tensor:
-    """W y + b of rows in float8."""
-    out = torch.empty(*y.shape[:-1], linear.out_features, dtype=linear.weight.dtype, device=y.values.device)
-    _multiply8(y, linear, out, None)
-    return out
 
 
 def linear_silu8(y: Rows8, linear: Linear8) -> Rows8:
@@ -237,26 +226,20 @@ def linear_silu8(y: Rows8, linear: Linear8) -> Rows8:
     they are, which costs a format with an exponent nothing.
     """
     assert y.length is not None
-    scale = linear.bound(y.length) / LARGEST[FLOAT8]
+    scale, weight = linear.bound(y.length) / LARGEST[FLOAT8], linear.weight8
     out = torch.empty(*y.shape[:-1], linear.out_features, dtype=FLOAT8, device=y.values.device)
-    _multiply8(y, linear, out, scale)
-    return Rows8(out, scale)
-
-
-def _multiply8(y: Rows8, linear: Linear8, out: Tensor, scale: Tensor | None) -> None:
-    y_MK, out_MN, weight = y.values.flatten(0, -2), out.flatten(0, -2), linear.weight8
-    (M, K), N = y_MK.shape, linear.out_features
+    y_MK, out_MN = y.values.flatten(0, -2), out.flatten(0, -2)
     BM, BN, BK = TILE8["BM"], TILE8["BN"], TILE8["BK"]
     programs = torch.cuda.get_device_properties(y_MK.device).multi_processor_count
     with torch.cuda.device(y_MK.device):
-        _linear8[(programs,)](
+        _linear_silu8[(programs,)](
             TensorDescriptor.from_tensor(y_MK, [BM, BK]),
             TensorDescriptor.from_tensor(weight.values, [BN, BK]),
             y.scale, weight.scale, linear.bias,
             TensorDescriptor.from_tensor(out_MN, [BM, BN // 2]),
-            weight.scale if scale is None else scale,
-            M, N, K, PROGRAMS=programs, SILU=scale is not None, **TILE8,
+            scale, len(y_MK), *weight.shape, PROGRAMS=programs, **TILE8,
         )  # fmt: skip
+    return Rows8(out, scale)
 
 
 def _probe_add_norm(device: torch.device) -> None:
@@ -283,7 +266,7 @@ def _probe_eight(device: torch.device) -> None:
     linear = Linear8(nn.Linear(64, 64, device=device, dtype=torch.bfloat16).requires_grad_(False), FLOAT8)
     if not can_multiply8(linear):
         raise ValueError("the card has no copy engine")
-    linear8(linear_silu8(add_norm8(x, x, norm)[1], linear), linear)
+    multiply(linear_silu8(add_norm8(x, x, norm)[1], linear), linear)
 
 
 # One small use of each kernel, to see that it compiles and runs on a card.
