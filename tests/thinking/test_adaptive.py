@@ -76,9 +76,11 @@ def test_recorded_stages_answer_like_those_that_are_not(method, pixels, state, m
     monkeypatch.setattr(cuda_graphs, "is_on", lambda mode, device: mode != "off")
     stages = Stages(method, state, compile="auto")
     plan = Plan(method=method, steps=4, policy=mixed)
-    for some in (pixels, pixels[:3], pixels, pixels[:3], pixels.flip(0), pixels[:3]):
-        images = method.frozen(some)
-        found, wanted = plan.answer(images, stages), plan.answer(some, Stages(method, state))
+    batches = [pixels, pixels[:3], pixels, pixels[:3], pixels.flip(0), pixels[1:4]]
+    asked = [method.frozen(some) for some in batches]
+    answers = [plan.answer(images, stages) for images in asked]
+    for some, images, found in zip(batches, asked, answers, strict=True):  # now that all have been overwritten
+        wanted = plan.answer(some, Stages(method, state))
         assert found.steps_B.tolist() == wanted.steps_B.tolist()
         torch.testing.assert_close(found.logits_BC, wanted.logits_BC, **CLOSE)
         torch.testing.assert_close(images.pooled(), method.frozen(some).pooled(), **CLOSE)
