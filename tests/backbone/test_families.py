@@ -152,7 +152,7 @@ def test_refinement_equals_the_longer_sequence(family_folder, family_backbone, n
         longer = vision.run(torch.cat([front_BkD, x_BND], 1), start, vision.depth)
         want = head.head(head.post_layernorm(longer[:, thoughts:]))
         torch.testing.assert_close(got, want, **CLOSE)
-        assert refinement.qkv is not None
+        assert refinement.qkv_BME is not None
 
 
 @torch.no_grad()

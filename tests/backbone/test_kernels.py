@@ -117,3 +117,32 @@ def test_products_of_float8(rows, inputs, outputs):
     assert off(multiply(y, linear), wanted) < 1e-2
     hidden = kernels.linear_silu8(y, linear)
     assert off(hidden.wide(), F.silu(wanted)) < NEAR
+
+
+def heads_apart(qkv, heads):
+    return qkv.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("front", "rows"), [(0, 17), (0, 5), (3, 14), (4, 9)])
+def test_attention_among_few_rows_and_its_gradient(front, rows, causal):
+    dtype, heads = DTYPES[1], 3
+    whole, up = (torch.randn(4, front + rows, width, device=DEVICE, dtype=dtype) for width in (9 * 16, 3 * 16))
+    parts = [whole[:, front:].contiguous(), whole[:, :front].clone() if front else None]
+    trained = parts[1 if front else 0].requires_grad_()
+    found = kernels.ShortAttention.apply(*parts, heads, causal)
+    exact = whole.float().requires_grad_()
+    q, k, v = heads_apart(exact, heads)
+    wanted = F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+    assert found.shape == wanted.shape and off(found, wanted) < CLOSE[dtype]
+    (got,), (want,) = torch.autograd.grad(found, trained, up), torch.autograd.grad(wanted, exact, up.float())
+    assert off(got, want[:, : front or None]) < CLOSE[dtype]
+
+
+@pytest.mark.parametrize("rows", [9, 64, 201])
+def test_attention_into_float8(rows):
+    roomy = torch.randn(3, rows + 2, 3 * 128, device=DEVICE, dtype=DTYPES[1])
+    qkv, into = roomy[:, 2:], torch.rand(128, device=DEVICE) * 50 + 20
+    found = kernels.attention8(qkv, 2, into)
+    wanted = F.scaled_dot_product_attention(*heads_apart(qkv.float(), 2)).transpose(1, 2).flatten(2)
+    assert off(found.wide() / into, wanted) < NEAR

@@ -73,7 +73,7 @@ def test_refinement_equals_running_the_longer_sequence(any_backbone, side, thoug
         longer = torch.cat([front_BkD, x_BND], 1)
         want = tower.run(longer, start, tower.depth)[torch.arange(4), rows_B + thoughts]
         torch.testing.assert_close(got, want, **CLOSE)
-        assert refinement.qkv is not None, "the frozen sequence's Q, K, V are kept"
+        assert refinement.qkv_BME is not None, "the frozen sequence's Q, K, V are kept"
 
 
 def test_frozen_sequence_is_projected_once(backbone, monkeypatch):
@@ -171,8 +171,8 @@ def test_rows_stay_in_float32_in_half_precision_on_the_cpu(clip_folder):
     with torch.no_grad():
         x_BND = half.vision.run(half.vision.embed(pixels), 0, 3)
         assert x_BND.dtype == torch.float32
-        q_BHNd, *_ = half.vision.blocks[3].project_qkv(Rows(x_BND))
-    assert q_BHNd.dtype == torch.bfloat16, "but products are in half"
+        qkv_BNE = half.vision.blocks[3].project_qkv(Rows(x_BND))
+    assert qkv_BNE.dtype == torch.bfloat16, "but products are in half"
 
 
 def test_length_groups_save_rows():

@@ -10,27 +10,27 @@ a tower promises; a family with another readout overrides `finish`, `read` and `
 * `Refinement`     the upper blocks entered many times over one frozen sequence, whose queries, keys and values
                    in the first of them are computed once;
 * `norm`           a block is told the norm of the one behind it, so that a sum and its norm are one pass (`kernels`);
-* attention        always through `scaled_dot_product_attention`.
+* attention        `scaled_dot_product_attention`, or a kernel where it is slow (`fused.attention`).
 
 Shapes: B sequences (images or classes), N tokens, k rows put before them, R rows read, D width, H heads, d = D / H,
-E shared width; A context sequences, each of which serves B / A of the B.
+E shared width, or 3 D where queries, keys and values stand side by side; A context sequences, each of which serves
+B / A of the B.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8
-from perlclip.backbone.accel.fused import add_norm, linear_silu
+from perlclip.backbone.accel.fused import add_norm, attention, linear_silu
 
 State = Mapping[str, Tensor]
-QKV = tuple[Tensor, Tensor, Tensor]
 Activation = Callable[[Tensor], Tensor]
 Beside = Callable[[Tensor], Tensor]  # what a method adds to a block's output, made of its input
 QUICK = 1.702  # CLIP's quick GELU is x sigmoid(1.702 x)
@@ -91,12 +91,10 @@ class Block(nn.Module):
         out_RD = self._finish(rows_RD, a_RD).x_BND
         return out_RD[: A * P].view(A, P, D), out_RD[A * P :].view(B, N, D)
 
-    def project_qkv(self, rows: Rows) -> QKV:
-        """Queries, keys and values of each row, (B, H, N, d) each."""
-        B, N, _ = rows.x_BND.shape
-        qkv_B3HNd = self.qkv(self.normed(rows)).view(B, N, 3, self.heads, -1).permute(0, 2, 3, 1, 4)
-        q_BHNd, k_BHNd, v_BHNd = qkv_B3HNd.unbind(1)
-        return q_BHNd, k_BHNd, v_BHNd
+    def project_qkv(self, rows: Rows) -> Tensor:
+        """Queries, keys and values of each row side by side, (B, N, 3 D)."""
+        qkv_BNE: Tensor = self.qkv(self.normed(rows))
+        return qkv_BNE
 
     def normed(self, rows: Rows) -> Tensor | Rows8:
         """LN(x), unless the block before has made it already."""
@@ -106,20 +104,22 @@ class Block(nn.Module):
         """Have the large products made in 8 bits."""
         if form is None:
             return
-        # To round the rows of `out` to float8 would cost what it saves. The few large numbers of `fc2`'s rows leave
-        # int8 no bits for the many small ones: without it, as many answers are float32's as in bfloat16.
-        names = ("qkv", "fc1", "fc2") if form == FLOAT8 else ("qkv", "out", "fc1")
+        # The few large numbers of `fc2`'s rows leave int8 no bits for the many small ones: without it, as many answers
+        # are float32's as in bfloat16.
+        names = ("qkv", "out", "fc1", "fc2") if form == FLOAT8 else ("qkv", "out", "fc1")
         linears: dict[str, nn.Linear] = {name: getattr(self, name) for name in names}
         if form == FLOAT8 and any((x.in_features | x.out_features) % 16 for x in linears.values()):
             return  # which the cards cannot read
         for name, linear in linears.items():
-            setattr(self, name, Linear8(linear, form))
+            columns_D = self._largest_values() if form == FLOAT8 and name == "out" else None
+            setattr(self, name, Linear8(linear, form, columns_D))
         self.norm1.form = self.norm2.form = form
 
-    def attend(self, x_BND: Tensor, qkv: QKV, causal: bool, norm: Norm | None = None) -> Rows:
-        """The rest of the block, given the rows' queries, keys and values."""
-        a_BHNd = F.scaled_dot_product_attention(*qkv, is_causal=causal)
-        return self._finish(x_BND, a_BHNd.transpose(1, 2).flatten(2), norm)
+    def attend(
+        self, x_BND: Tensor, qkv_BNE: Tensor, causal: bool, norm: Norm | None = None, front_BkE: Tensor | None = None
+    ) -> Rows:
+        """The rest of the block, given the rows' queries, keys and values; those of the first rows can be apart."""
+        return self._finish(x_BND, attention(qkv_BNE, self.heads, causal, self.out, front_BkE), norm)
 
     def read(self, rows: Rows, rows_BR: Tensor, causal: bool, context_AkD: Tensor | None = None) -> Tensor:
         """The block's output at rows `rows_BR[b]` of sequence b, (B, R, D). Context rows stand before the sequence.
@@ -132,31 +132,42 @@ class Block(nn.Module):
         assert isinstance(y_BND, Tensor)
         B, N, D = x_BND.shape
         R, H = rows_BR.shape[1], self.heads
-        b_B1 = torch.arange(B, device=x_BND.device)[:, None]
+        at_BRD = rows_BR[..., None].expand(-1, -1, D)  # an index would be sorted first, on the way back
         wq_DD, wk_HdD, wv_HdD = self._split_weight()
         bq_D, _, bv_D = self.qkv.bias.chunk(3)
-        q_BRHd = F.linear(y_BND[b_B1, rows_BR], wq_DD, bq_D).view(B, R, H, -1) * (D // H) ** -0.5
+        q_BRHd = F.linear(y_BND.gather(1, at_BRD), wq_DD, bq_D).view(B, R, H, -1) * (D // H) ** -0.5
         u_BSD = torch.einsum("brhd,hde->brhe", q_BRHd, wk_HdD).reshape(B, R * H, D)
-        s_BSN = u_BSD @ y_BND.transpose(1, 2)
+        # N is any number, so it must not be what lies side by side in memory: cards have no fast product for that.
+        u_BSD = F.pad(u_BSD, (0, 0, 0, -(R * H) % 8))
+        s_BNS = y_BND @ u_BSD.transpose(1, 2)
         if causal:
-            hidden_BRN = torch.arange(N, device=x_BND.device) > rows_BR[..., None]
-            s_BSN = s_BSN.masked_fill(hidden_BRN.repeat_interleave(H, 1), float("-inf"))
+            hidden_BNR = torch.arange(N, device=x_BND.device)[:, None] > rows_BR[:, None]
+            hidden_BNS = F.pad(hidden_BNR.repeat_interleave(H, 2), (0, s_BNS.shape[2] - R * H))
+            s_BNS = s_BNS.masked_fill(hidden_BNS, float("-inf"))
         if context_AkD is None:
-            m_BSD = softmax_in_full(s_BSN, y_BND.dtype) @ y_BND
+            m_BSD = softmax_in_full(s_BNS, y_BND.dtype).transpose(1, 2) @ y_BND
         else:
             c_BkD = _serve(self.norm1(context_AkD.to(x_BND.dtype)), B, dim=0)
             k = c_BkD.shape[1]
-            p_BSM = softmax_in_full(torch.cat([u_BSD @ c_BkD.transpose(1, 2), s_BSN], -1), y_BND.dtype)
-            m_BSD = p_BSM[..., :k] @ c_BkD + p_BSM[..., k:] @ y_BND
+            p_BMS = softmax_in_full(torch.cat([c_BkD @ u_BSD.transpose(1, 2), s_BNS], 1), y_BND.dtype)
+            m_BSD = p_BMS[:, :k].transpose(1, 2) @ c_BkD + p_BMS[:, k:].transpose(1, 2) @ y_BND
+        m_BSD = m_BSD[:, : R * H]
         a_BRHd = torch.einsum("brhe,hde->brhd", m_BSD.view(B, R, H, D), wv_HdD)
-        return self._finish(x_BND[b_B1, rows_BR], a_BRHd.reshape(B, R, D) + bv_D).x_BND
+        return self._finish(x_BND.gather(1, at_BRD), a_BRHd.reshape(B, R, D) + bv_D).x_BND
 
-    def _split_weight(self) -> QKV:
+    def _largest_values(self) -> Tensor:
+        """What no value, so no mean of values, is above: LN is at most √D long before its weight and bias."""
+        wv_DD, bias = self.qkv.weight.float().chunk(3)[2], self.qkv.bias
+        norm, bv_D = self.norm1, 0.0 if bias is None else bias.float().chunk(3)[2]
+        longest_D = len(wv_DD) ** 0.5 * (wv_DD * norm.weight.float()).norm(dim=1)
+        return longest_D + (wv_DD @ norm.bias.float() + bv_D).abs()
+
+    def _split_weight(self) -> tuple[Tensor, Tensor, Tensor]:
         wq_DD, wk_DD, wv_DD = self.qkv.weight.chunk(3)
         D = wq_DD.shape[0]
         return wq_DD, wk_DD.view(self.heads, -1, D), wv_DD.view(self.heads, -1, D)
 
-    def _finish(self, x: Tensor, attended: Tensor, norm: Norm | None = None) -> Rows:
+    def _finish(self, x: Tensor, attended: Tensor | Rows8, norm: Norm | None = None) -> Rows:
         x, y = add_norm(x, self.out(attended), self.norm2)
         hidden = linear_silu(y, self.fc1) if self.act is F.silu else self.act(self.fc1(y))
         if norm is None:
@@ -198,9 +209,10 @@ class ImageEmbedding(nn.Module):
         # A convolution whose windows do not overlap is a matrix product, and as one it is several times faster.
         windows = pixels_B3HW.to(self.patch.dtype).reshape(B, 3, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)
         patches_BND = F.linear(windows.reshape(B, -1, 3 * p * p), self.patch.flatten(1), self.bias)
-        if self.cls is not None:
-            patches_BND = torch.cat([self.cls.expand(B, 1, -1), patches_BND], 1)
-        return patches_BND + self.position
+        if self.cls is None:
+            return patches_BND + self.position
+        first_ND = F.pad(self.cls[None], (0, 0, 0, len(self.position) - 1)) + self.position
+        return F.pad(patches_BND, (0, 0, 1, 0)) + first_ND
 
     def forward(self, pixels_B3HW: Tensor) -> Tensor:
         """(B, 3, size, size) normalised pixels -> (B, CLS and patches, D)."""
@@ -355,25 +367,25 @@ class Refinement:
         roomy_BMD = F.pad(x_BND, (0, 0, self.room, 0)) if self.room else x_BND
         self.roomy_BMD = roomy_BMD
         # Where the first upper block is one that is read at few rows, no keys are formed to be reused.
-        self.qkv = first.project_qkv(Rows(roomy_BMD)) if start < tower.full else None
+        self.qkv_BME = first.project_qkv(Rows(roomy_BMD)) if start < tower.full else None
 
     def of(self, chosen_b: Tensor) -> "Refinement":
         """The same over some of the sequences."""
         part = copy(self)
         part.x_BND, part.rows_B, part.roomy_BMD = (each[chosen_b] for each in (self.x_BND, self.rows_B, self.roomy_BMD))
-        part.qkv = _each(self.qkv, lambda each_BHMd: each_BHMd[chosen_b])
+        part.qkv_BME = None if self.qkv_BME is None else self.qkv_BME[chosen_b]
         return part
 
     def tensors(self) -> list[Tensor]:
         """What `over` makes it of again: rows, and queries, keys and values of the first block, room included."""
-        return [self.roomy_BMD, *(self.qkv or ())]
+        return [self.roomy_BMD] if self.qkv_BME is None else [self.roomy_BMD, self.qkv_BME]
 
     def over(self, tensors: Sequence[Tensor]) -> "Refinement":
         """The same over other sequences, read at their first row."""
-        other, (roomy_BMD, *qkv) = copy(self), tensors
+        other, (roomy_BMD, *qkv_BME) = copy(self), tensors
         other.roomy_BMD, other.x_BND = roomy_BMD, roomy_BMD[:, self.room :]
         other.rows_B = torch.zeros(len(roomy_BMD), dtype=torch.long, device=roomy_BMD.device)
-        other.qkv = (qkv[0], qkv[1], qkv[2]) if qkv else None
+        other.qkv_BME = qkv_BME[0] if qkv_BME else None
         return other
 
     def pool(self, front_BkD: Tensor | None = None, later: Mapping[int, Tensor] | None = None) -> Tensor:
@@ -381,31 +393,30 @@ class Refinement:
 
         `later[i]` replaces the front rows before block i.
         """
+        x_BND, own_BNE = self.x_BND, None if self.qkv_BME is None else self.qkv_BME[:, self.room :]
         if front_BkD is None:
-            own = _each(self.qkv, lambda each_BHMd: each_BHMd[:, :, self.room :])
-            return self._pool(self.x_BND, own, 0, {})
-        k = front_BkD.shape[1]
-        return self._pool(*self._join(front_BkD.to(self.x_BND.dtype), k), k, later or {})
-
-    def _join(self, front_BkD: Tensor, k: int) -> tuple[Tensor, QKV | None]:
-        """The front rows before the frozen ones; only the front rows' queries, keys and values are new."""
-        new = None if self.qkv is None else self.first.project_qkv(Rows(front_BkD))
+            return self._pool(x_BND, own_BNE, None, 0, {})
+        front_BkD, k = front_BkD.to(x_BND.dtype), front_BkD.shape[1]
+        # Only the front rows' queries, keys and values are new.
+        front_BkE = None if own_BNE is None else self.first.project_qkv(Rows(front_BkD))
         if k > self.room or torch.is_grad_enabled():
-            own = _each(self.qkv, lambda each_BHMd: each_BHMd[:, :, self.room :])
-            joined = own and new and tuple(torch.cat(pair, 2) for pair in zip(new, own, strict=True))
-            return torch.cat([front_BkD, self.x_BND], 1), cast(QKV | None, joined)
+            x_BND = torch.cat([front_BkD, x_BND], 1)
+            return self._pool(x_BND, own_BNE, front_BkE, k, later or {})
         begin = self.room - k
         self.roomy_BMD[:, begin : self.room] = front_BkD
-        for each_BHMd, new_BHkd in zip(self.qkv or (), new or (), strict=True):
-            each_BHMd[:, :, begin : self.room] = new_BHkd
-        return self.roomy_BMD[:, begin:], _each(self.qkv, lambda each_BHMd: each_BHMd[:, :, begin:])
+        if self.qkv_BME is not None and front_BkE is not None:
+            self.qkv_BME[:, begin : self.room] = front_BkE
+            own_BNE = self.qkv_BME[:, begin:]
+        return self._pool(self.roomy_BMD[:, begin:], own_BNE, None, k, later or {})
 
-    def _pool(self, x_BND: Tensor, qkv: QKV | None, k: int, later: Mapping[int, Tensor]) -> Tensor:
+    def _pool(
+        self, x_BND: Tensor, qkv_BNE: Tensor | None, front_BkE: Tensor | None, k: int, later: Mapping[int, Tensor]
+    ) -> Tensor:
         rows, depth, tower = Rows(x_BND), self.start, self.tower
-        if qkv is not None:
+        if qkv_BNE is not None:
             depth += 1
             norm = None if depth in later else tower.norm_before(depth)
-            rows = self.first.attend(x_BND, qkv, tower.causal, norm)
+            rows = self.first.attend(x_BND, qkv_BNE, tower.causal, norm, front_BkE)
         for i in sorted(later):
             rows = tower.rows(depth, rows, i)
             rows, depth = Rows(torch.cat([later[i].to(x_BND.dtype), rows.x_BND[:, k:]], 1)), i
@@ -441,10 +452,6 @@ def _fold(block: Block) -> None:
     block.fc2.weight.div_(QUICK)
 
 
-def _each(qkv: QKV | None, change: Callable[[Tensor], Tensor]) -> QKV | None:
-    return None if qkv is None else (change(qkv[0]), change(qkv[1]), change(qkv[2]))
-
-
 def _serve(rows: Tensor, count: int, dim: int) -> Tensor:
     """Each of the A sequences along `dim` for the count / A that share it, without a copy where one serves all."""
     A = rows.shape[dim]
@@ -465,8 +472,8 @@ def _causal_mask(rows: int, columns: int, device: torch.device, dtype: torch.dty
 
 
 def softmax_in_full(scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """Over the last dimension, computed in float32 whatever the scores are in."""
-    return scores.softmax(-1, dtype=torch.float32).to(dtype)
+    """Over the rows, computed in float32 whatever the scores are in."""
+    return scores.softmax(-2, dtype=torch.float32).to(dtype)
 
 
 def make_linear(state: State, *prefixes: str) -> nn.Linear:

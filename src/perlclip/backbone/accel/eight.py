@@ -6,8 +6,8 @@ last block and the texts are in more bits.
 
     W ≈ scale_N · W8,   y ≈ scale_M · y8,   W y + b ≈ scale_M scale_N (W8 y8) + b
 
-A row of float8 comes from the kernel that made it (`fused.add_norm`, `fused.linear_silu`); other rows are few and are
-multiplied as they are. Rows of int8 are made here.
+A row of float8 comes from the kernel that made it (`fused`); other rows are few and are multiplied as they are. Rows of
+int8 are made here. Where it is known before what a column can be at most, rows come divided by that, and need no scale.
 """
 
 from dataclasses import dataclass
@@ -50,11 +50,17 @@ def rounded(x: Tensor, form: torch.dtype) -> Rows8:
 class Linear8(nn.Linear):
     """A frozen layer whose product is one of 8 bits, where it is asked for rows of those or makes them itself."""
 
-    def __init__(self, linear: nn.Linear, form: torch.dtype) -> None:
+    into_K: Tensor | None = None  # by which rows that need no scale are multiplied when they are made
+
+    def __init__(self, linear: nn.Linear, form: torch.dtype, columns_K: Tensor | None = None) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         self.form = form
-        self.weight8 = rounded(linear.weight.detach(), form)
+        weight_NK = linear.weight.detach()
+        if columns_K is not None:
+            self.into_K = LARGEST[form] / (SLACK**2 * columns_K)
+            weight_NK = weight_NK.float() / self.into_K
+        self.weight8 = rounded(weight_NK, form)
         wide = self.weight8.wide()
         self.longest = float(wide.norm(dim=-1).max())  # no output is larger than this times the length of a row,
         self.most_bias = 0.0 if self.bias is None else float(self.bias.detach().abs().max())  # plus this

@@ -1,8 +1,9 @@
-"""Two steps of a transformer block that need only one pass over memory.
+"""Steps of a transformer block that need only one pass over memory.
 
-`add_norm` and, where nobody asks for gradients, `linear_silu` are on CUDA and in half precision the kernels of
-`kernels.py`, elsewhere plain torch: same function, one rounding less. Starting such a kernel costs more than starting
-torch's own, so that small inputs are worth it only on their way into a CUDA graph, where starting is free.
+`add_norm`, `attention` among few rows and, where nobody asks for gradients, `linear_silu` are on CUDA and in half
+precision the kernels of `kernels.py`, elsewhere plain torch: same function, one rounding less. Starting such a kernel
+costs more than starting torch's own, so that small inputs are worth it only on their way into a CUDA graph, where
+starting is free.
 """
 
 import warnings
@@ -17,6 +18,7 @@ from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8
 from perlclip.errors import first_line
 
 LARGE = 2**23  # numbers: 10,000 rows of ViT-B/16
+SHORT = 64  # rows of a sequence up to which one program of ours does all of a head
 TILES = 4096  # rows from which on our matrix product beats cuBLAS' with an activation behind it
 
 
@@ -36,6 +38,32 @@ def add_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor |
         return out
     total = x + a
     return total, norm(total)
+
+
+def attention(
+    qkv_BNE: Tensor, heads: int, causal: bool, out: nn.Linear, front_BkE: Tensor | None = None
+) -> Tensor | Rows8:
+    """softmax(q kᵀ / √d) v of every head, (B, N, D), of queries, keys and values side by side, as `out` wants it.
+
+    Those of the first k rows may be apart from the others', which then are not trained.
+    """
+    (B, N, E), k = qkv_BNE.shape, 0 if front_BkE is None else front_BkE.shape[1]
+    d = E // 3 // heads
+    if d in (16, 32, 64, 128):
+        if isinstance(out, Linear8) and out.into_K is not None and not (torch.is_grad_enabled() or causal or k):
+            if has_kernel("eight", qkv_BNE):
+                from perlclip.backbone.accel import kernels
+
+                return kernels.attention8(qkv_BNE, heads, out.into_K)
+        elif k + N <= SHORT and not (k and wants_gradient(qkv_BNE)) and has_kernel("attention", qkv_BNE):
+            from perlclip.backbone.accel import kernels
+
+            short: Tensor = kernels.ShortAttention.apply(qkv_BNE, front_BkE, heads, causal)  # type: ignore[no-untyped-call]
+            return short
+    if front_BkE is not None:
+        qkv_BNE = torch.cat([front_BkE, qkv_BNE], 1)
+    q_BHNd, k_BHNd, v_BHNd = qkv_BNE.view(B, k + N, 3, heads, d).permute(2, 0, 3, 1, 4)
+    return F.scaled_dot_product_attention(q_BHNd, k_BHNd, v_BHNd, is_causal=causal).transpose(1, 2).flatten(2)
 
 
 def linear_silu(y: Tensor | Rows8, linear: nn.Linear) -> Tensor | Rows8:
@@ -75,7 +103,7 @@ def works(name: str, device: torch.device) -> bool:
     try:
         from perlclip.backbone.accel import kernels
 
-        with torch.inference_mode(False), torch.set_grad_enabled(name == "add_norm_training"):
+        with torch.inference_mode(False), torch.no_grad():
             kernels.PROBES[name](device)
     except Exception as error:
         sentence = f"the fused kernel {name} does not work here, going on without: {first_line(error)}"

@@ -18,6 +18,8 @@ except ImportError:  # before Triton 3.3
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 LANES = 256  # numbers of a row for each warp
+LOG2E = 1.4426950408889634  # cards have an instruction for powers of 2
+ROWS8: dict[str, int] = dict(BM=64, BN=64, num_warps=4, num_stages=2)
 TILE: dict[str, int] = dict(BM=128, BN=256, BK=64, GROUP=8, num_warps=8, num_stages=4)
 TILE8: dict[str, int] = dict(BM=128, BN=256, BK=128, GROUP=8, num_warps=8, num_stages=3)
 
@@ -115,6 +117,146 @@ def _sum_and_norm(x: Tensor, a: Tensor, norm: nn.LayerNorm, form: torch.dtype) -
             x.stride(1), norm.eps, BLOCK=block, EIGHT=eight, num_warps=max(1, block // LANES),
         )  # fmt: skip
     return total, y, scale, length
+
+
+@triton.jit
+def _load_rows(own_ptr, own_stride, front_ptr, b, row, column, k, N, E: tl.constexpr, FRONT: tl.constexpr):
+    """Some numbers of rows 0..N-1 of sequence b, the first k of which are in another place."""
+    here = own_ptr + b * own_stride + (row[:, None] - k) * E + column[None, :]
+    found = tl.load(here, mask=((row >= k) & (row < N))[:, None], other=0.0)
+    if FRONT:
+        here = front_ptr + (b * k + row[:, None]) * E + column[None, :]
+        found += tl.load(here, mask=(row < k)[:, None], other=0.0)
+    return found
+
+
+@triton.jit
+def _attention_weights(q, key, row, N, scale, CAUSAL: tl.constexpr):
+    """softmax(q kᵀ · scale ln 2) of all rows of one head."""
+    hidden = row[None, :] >= N
+    if CAUSAL:
+        hidden |= row[None, :] > row[:, None]
+    scores = tl.where(hidden, float("-inf"), tl.dot(q, key.T) * scale)
+    p = tl.exp2(scores - tl.max(scores, 1)[:, None])
+    return p / tl.sum(p, 1)[:, None]
+
+
+@triton.jit
+def _short_attention(
+    own_ptr, own_stride, front_ptr, out_ptr, k, N, scale,
+    H: tl.constexpr, d: tl.constexpr, BLOCK: tl.constexpr, FRONT: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """All rows of one head of a short sequence."""
+    b, h, D = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, H * d
+    row, column = tl.arange(0, BLOCK), h * d + tl.arange(0, d)
+    q = _load_rows(own_ptr, own_stride, front_ptr, b, row, column, k, N, 3 * D, FRONT)
+    key = _load_rows(own_ptr, own_stride, front_ptr, b, row, D + column, k, N, 3 * D, FRONT)
+    v = _load_rows(own_ptr, own_stride, front_ptr, b, row, 2 * D + column, k, N, 3 * D, FRONT)
+    out = tl.dot(_attention_weights(q, key, row, N, scale, CAUSAL).to(v.dtype), v)
+    here = out_ptr + (b * N + row[:, None]) * D + column[None, :]
+    tl.store(here, out.to(v.dtype), mask=(row < N)[:, None])
+
+
+@triton.jit
+def _short_attention_backward(
+    own_ptr, own_stride, front_ptr, d_out_ptr, into_ptr, k, N, rows, scale,
+    H: tl.constexpr, d: tl.constexpr, BLOCK: tl.constexpr, FRONT: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """The gradient of queries, keys and values of the first `rows` rows: of all, or of those in front."""
+    b, h, D = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, H * d
+    row, column = tl.arange(0, BLOCK), h * d + tl.arange(0, d)
+    q = _load_rows(own_ptr, own_stride, front_ptr, b, row, column, k, N, 3 * D, FRONT)
+    key = _load_rows(own_ptr, own_stride, front_ptr, b, row, D + column, k, N, 3 * D, FRONT)
+    v = _load_rows(own_ptr, own_stride, front_ptr, b, row, 2 * D + column, k, N, 3 * D, FRONT)
+    here = d_out_ptr + (b * N + row[:, None]) * D + column[None, :]
+    d_out = tl.load(here, mask=(row < N)[:, None], other=0.0)
+    p = _attention_weights(q, key, row, N, scale, CAUSAL)
+    d_p = tl.dot(d_out, v.T)
+    d_s = (p * (d_p - tl.sum(d_p * p, 1)[:, None]) * (scale * 0.6931471805599453)).to(q.dtype)
+    into = into_ptr + (b * rows + row[:, None]) * (3 * D) + column[None, :]
+    inside = (row < rows)[:, None]
+    tl.store(into, tl.dot(d_s, key).to(q.dtype), mask=inside)
+    tl.store(into + D, tl.dot(d_s.T, q).to(q.dtype), mask=inside)
+    tl.store(into + 2 * D, tl.dot(p.to(q.dtype).T, d_out).to(q.dtype), mask=inside)
+
+
+class ShortAttention(torch.autograd.Function):
+    """Attention within sequences of few rows; those of `front_BkE` come first, and then they alone are trained."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv_BNE: Tensor, front_BkE: Tensor | None, heads: int, causal: bool) -> Tensor:
+        ctx.save_for_backward(qkv_BNE, front_BkE)
+        ctx.heads, ctx.causal = heads, causal
+        B, N, E = qkv_BNE.shape
+        N += 0 if front_BkE is None else front_BkE.shape[1]
+        out = torch.empty(B, N, E // 3, dtype=qkv_BNE.dtype, device=qkv_BNE.device)
+        _on_short_sequences(_short_attention, qkv_BNE, front_BkE, heads, causal, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        qkv_BNE, front_BkE = ctx.saved_tensors
+        into = torch.empty_like(qkv_BNE if front_BkE is None else front_BkE, memory_format=torch.contiguous_format)
+        _on_short_sequences(
+            _short_attention_backward, qkv_BNE, front_BkE, ctx.heads, ctx.causal, d_out.contiguous(), into
+        )
+        return (into, None, None, None) if front_BkE is None else (None, into, None, None)
+
+
+def _on_short_sequences(
+    kernel: Any, qkv: Tensor, front: Tensor | None, heads: int, causal: bool, *more: Tensor
+) -> None:
+    (B, N, E), k = qkv.shape, 0 if front is None else front.shape[1]
+    assert qkv.stride(1) == E and qkv.stride(2) == 1
+    d, front = E // 3 // heads, qkv if front is None else front.contiguous()
+    block = max(16, triton.next_power_of_2(k + N))
+    rows = [tensor.shape[1] for tensor in more[1:]]
+    with torch.cuda.device(qkv.device):
+        kernel[(B * heads,)](
+            qkv, qkv.stride(0), front, *more, k, k + N, *rows, d**-0.5 * LOG2E,
+            H=heads, d=d, BLOCK=block, FRONT=k > 0, CAUSAL=causal, num_warps=max(1, block // 16),
+        )  # fmt: skip
+
+
+@triton.jit
+def _attention8(
+    qkv_ptr, stride_b, into_ptr, out_ptr, N, scale,
+    H: tl.constexpr, d: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Some rows of one head of one sequence; the keys come in blocks, and what was found before is weighed again."""
+    h, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    E: tl.constexpr = 3 * H * d
+    row, key, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), h * d + tl.arange(0, d)
+    qkv_ptr += b * stride_b
+    q = tl.load(qkv_ptr + row[:, None] * E + column[None, :], mask=row[:, None] < N, other=0.0)
+    most, total = tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32)
+    out = tl.zeros((BM, d), tl.float32)
+    for first in range(0, N, BN):
+        inside = first + key < N
+        here = qkv_ptr + (first + key)[:, None] * E + H * d + column[None, :]
+        k = tl.load(here, mask=inside[:, None], other=0.0)
+        v = tl.load(here + H * d, mask=inside[:, None], other=0.0)
+        scores = tl.where(inside[None, :], tl.dot(q, k.T) * scale, float("-inf"))
+        now = tl.maximum(most, tl.max(scores, 1))
+        p, before = tl.exp2(scores - now[:, None]), tl.exp2(most - now)
+        total = total * before + tl.sum(p, 1)
+        out = tl.dot(p.to(v.dtype), v, out * before[:, None])
+        most = now
+    out *= tl.load(into_ptr + column)[None, :] / total[:, None]
+    tl.store(out_ptr + (b * N + row[:, None]) * (H * d) + column[None, :], out.to(tl.float8e4nv), mask=row[:, None] < N)
+
+
+def attention8(qkv_BNE: Tensor, heads: int, into_D: Tensor) -> Rows8:
+    """Attention whose result is in float8, each column multiplied by its `into`, so that rows need no scale."""
+    B, N, E = qkv_BNE.shape
+    assert qkv_BNE.stride(1) == E and qkv_BNE.stride(2) == 1
+    d = E // 3 // heads
+    out = torch.empty(B, N, E // 3, dtype=FLOAT8, device=qkv_BNE.device)
+    with torch.cuda.device(qkv_BNE.device):
+        _attention8[(triton.cdiv(N, ROWS8["BM"]), heads, B)](
+            qkv_BNE, qkv_BNE.stride(0), into_D, out, N, d**-0.5 * LOG2E, H=heads, d=d, **ROWS8
+        )
+    return Rows8(out, torch.ones(B, N, device=out.device))
 
 
 @triton.jit
@@ -250,8 +392,15 @@ def _probe_add_norm(device: torch.device) -> None:
 def _probe_training(device: torch.device) -> None:
     x = torch.ones(1, 1, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
     norm = nn.LayerNorm(16, device=device, dtype=torch.bfloat16).requires_grad_(False)
-    total, y = AddNorm.apply(x, x, norm)
-    torch.autograd.grad((total + y).sum(), x)
+    with torch.enable_grad():
+        total, y = AddNorm.apply(x, x, norm)
+        torch.autograd.grad((total + y).sum(), x)
+
+
+def _probe_attention(device: torch.device) -> None:
+    qkv = torch.ones(1, 3, 48, device=device, dtype=torch.bfloat16, requires_grad=True)
+    with torch.enable_grad():
+        torch.autograd.grad(ShortAttention.apply(qkv, None, 1, True).sum(), qkv)
 
 
 def _probe_linear(device: torch.device) -> None:
@@ -267,10 +416,12 @@ def _probe_eight(device: torch.device) -> None:
     if not can_multiply8(linear):
         raise ValueError("the card has no copy engine")
     multiply(linear_silu8(add_norm8(x, x, norm)[1], linear), linear)
+    multiply(attention8(x.repeat(1, 1, 3), 1, torch.ones(64, device=device)), linear)
 
 
 # One small use of each kernel, to see that it compiles and runs on a card.
 PROBES = {
+    "attention": _probe_attention,
     "add_norm": _probe_add_norm,
     "add_norm_training": _probe_training,
     "linear_silu": _probe_linear,
