@@ -5,8 +5,8 @@
     python -m benchmarks.price toybox --batch 256 --sets noisy_shapes faint_toys
 
 For each set an adapter is fitted to 16 shots of all its classes, as `perlclip fit` does it (`strong`, with a head and
-with thresholds), and asked for its test images: all four steps, and as many as each image needs; in bfloat16 and in the
-8 bits of the device (float8 on CUDA, int8 on a CPU, where float32 is there, too). Pixels are on the device already;
+with thresholds), and asked for its test images: all four steps, and as many as each image needs; in float32, bfloat16
+and the 8 bits of the device (float8 on CUDA, int8 on a CPU). Pixels are on the device already;
 times are of a batch, all forms in turn, waiting for the device included. `same` is how often the answer is that of all
 four steps in the same format, `like` that of all four in the format it was trained in: bfloat16 on CUDA, float32 on
 CPUs.
@@ -29,7 +29,7 @@ from perlclip.data.loading import fixed_views
 from perlclip.data.suites import suite as suite_named
 from perlclip.inference.classifier import Classifier
 
-FORMATS = {"cuda": ("bfloat16", "float8"), "cpu": ("float32", "bfloat16", "int8")}
+FORMATS = {"cuda": ("bfloat16", "float8", "float32"), "cpu": ("float32", "bfloat16", "int8")}
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import perlclip
 from perlclip import PerlclipError
-from perlclip.backbone.accel.eight import FLOAT8, INT8, Linear8, multiply, rounded
+from perlclip.backbone.accel.eight import FLOAT8, INT8, LARGEST, Linear8, Rows8, multiply, rounded
 from perlclip.backbone.base import require_format
 from tests.common import random_pixels
 
@@ -32,7 +32,24 @@ def test_no_output_is_above_the_bound():
     linear = Linear8(nn.Linear(64, 256).requires_grad_(False), FLOAT8)
     worst = linear.weight8.wide()[linear.weight8.wide().norm(dim=-1).argmax()]  # the row that comes nearest
     x = torch.stack([worst, -worst, torch.randn(64)])
-    assert (multiply(rounded(x, FLOAT8), linear).abs().amax(-1) <= linear.bound(x.norm(dim=-1))).all()
+    by_weight, by_bias = linear.bound
+    assert (multiply(rounded(x, FLOAT8), linear).abs().amax(-1) <= x.norm(dim=-1) * by_weight + by_bias).all()
+
+
+def test_columns_whose_largest_number_is_known_need_no_scale(tiny):
+    """Attention's rows: no mean of values is above what the norm's length and the weights allow, however it is fed."""
+    block = tiny.vision.blocks[2]
+    most_D = block._largest_values()
+    D = len(most_D)
+    wv_DD = block.qkv.weight[2 * D :] * block.norm1.weight
+    x = torch.cat([wv_DD - wv_DD.mean(1, keepdim=True), torch.randn(9, D)])  # rows that reach furthest into a column
+    values = block.qkv(block.norm1(torch.cat([x, -x])))[:, 2 * D :]
+    assert (values.abs() <= most_D * 1.0001).all() and (values.abs().amax(0) > most_D / 2).any()
+    linear = Linear8(block.out, FLOAT8, most_D)
+    rows = Rows8((values * linear.into_K).to(FLOAT8), torch.ones(len(values)))
+    assert rows.values.float().abs().max() < LARGEST[FLOAT8]
+    found, wanted = multiply(rows, linear), block.out(values)
+    assert ((found - wanted).norm(dim=-1) <= 0.08 * (wanted - block.out.bias).norm(dim=-1)).all()
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,8 @@ class Block(nn.Module):
         wv_DD, bias = self.qkv.weight.float().chunk(3)[2], self.qkv.bias
         norm, bv_D = self.norm1, 0.0 if bias is None else bias.float().chunk(3)[2]
         longest_D = len(wv_DD) ** 0.5 * (wv_DD * norm.weight.float()).norm(dim=1)
-        return longest_D + (wv_DD @ norm.bias.float() + bv_D).abs()
+        most_D: Tensor = longest_D + (wv_DD @ norm.bias.float() + bv_D).abs()
+        return most_D
 
     def _split_weight(self) -> tuple[Tensor, Tensor, Tensor]:
         wq_DD, wk_DD, wv_DD = self.qkv.weight.chunk(3)

@@ -61,9 +61,9 @@ class Linear8(nn.Linear):
             self.into_K = LARGEST[form] / (SLACK**2 * columns_K)
             weight_NK = weight_NK.float() / self.into_K
         self.weight8 = rounded(weight_NK, form)
-        wide = self.weight8.wide()
-        self.longest = float(wide.norm(dim=-1).max())  # no output is larger than this times the length of a row,
-        self.most_bias = 0.0 if self.bias is None else float(self.bias.detach().abs().max())  # plus this
+        # No output is larger than the first of these times the length of a row, plus the second (Cauchy and Schwarz).
+        most_bias = 0.0 if self.bias is None else float(self.bias.detach().abs().max())
+        self.bound = SLACK * float(self.weight8.wide().norm(dim=-1).max()), most_bias
 
     def forward(self, x: Tensor | Rows8) -> Tensor:
         """W x + b, in the number format of the weights before they were rounded."""
@@ -72,10 +72,6 @@ class Linear8(nn.Linear):
         if torch.is_grad_enabled() or self.form == FLOAT8:
             return super().forward(x)
         return multiply(rounded(x, self.form), self)
-
-    def bound(self, length: Tensor) -> Tensor:
-        """What no number of W x + b is above, whatever x of this length (Cauchy and Schwarz)."""
-        return length * (SLACK * self.longest) + self.most_bias
 
 
 def multiply(rows: Rows8, linear: Linear8) -> Tensor:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from perlclip.backbone.accel.eight import FLOAT8, LARGEST, Linear8, Rows8, multiply
+from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8, multiply
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -17,9 +17,9 @@ except ImportError:  # before Triton 3.3
     TensorDescriptor = None
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-LANES = 256  # numbers of a row for each warp
+LANES = 512  # numbers of a row for each warp
 LOG2E = 1.4426950408889634  # cards have an instruction for powers of 2
-ROWS8: dict[str, int] = dict(BM=64, BN=64, num_warps=4, num_stages=2)
+ROWS8: dict[str, int] = dict(BLOCK=64, num_warps=4, num_stages=3)
 TILE: dict[str, int] = dict(BM=128, BN=256, BK=64, GROUP=8, num_warps=8, num_stages=4)
 TILE8: dict[str, int] = dict(BM=128, BN=256, BK=128, GROUP=8, num_warps=8, num_stages=3)
 
@@ -219,42 +219,72 @@ def _on_short_sequences(
 
 
 @triton.jit
-def _attention8(
-    qkv_ptr, stride_b, into_ptr, out_ptr, N, scale,
-    H: tl.constexpr, d: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+def _weigh_values(
+    q, key_ptr, row, N, scale, most, total, out, E: tl.constexpr, D: tl.constexpr, d: tl.constexpr, WHOLE: tl.constexpr
+):
+    """What a block of keys adds to the mean of values so far, which is weighed again by the largest score so far."""
+    here = key_ptr + row[:, None] * E + tl.arange(0, d)[None, :]
+    if WHOLE:
+        k, v = tl.load(here), tl.load(here + D)
+    else:
+        k, v = tl.load(here, mask=row[:, None] < N, other=0.0), tl.load(here + D, mask=row[:, None] < N, other=0.0)
+    scores = tl.dot(q, k.T) * scale
+    if not WHOLE:
+        scores = tl.where(row[None, :] < N, scores, float("-inf"))
+    now = tl.maximum(most, tl.max(scores, 1))
+    p, before = tl.exp2(scores - now[:, None]), tl.exp2(most - now)
+    return now, total * before + tl.sum(p, 1), tl.dot(p.to(v.dtype), v, out * before[:, None])
+
+
+@triton.jit
+def _attend8(
+    qkv_ptr, into_ptr, out_ptr, first, N, scale,
+    D: tl.constexpr, d: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one head of one sequence; the keys come in blocks, and what was found before is weighed again."""
-    h, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    E: tl.constexpr = 3 * H * d
-    row, key, column = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BN), h * d + tl.arange(0, d)
-    qkv_ptr += b * stride_b
+    """BM rows of one head of one sequence, from `first` on: keys in whole blocks, and the rest of them."""
+    E: tl.constexpr = 3 * D
+    row, column = first + tl.arange(0, BM), tl.arange(0, d)
     q = tl.load(qkv_ptr + row[:, None] * E + column[None, :], mask=row[:, None] < N, other=0.0)
     most, total = tl.full((BM,), float("-inf"), tl.float32), tl.zeros((BM,), tl.float32)
     out = tl.zeros((BM, d), tl.float32)
-    for first in range(0, N, BN):
-        inside = first + key < N
-        here = qkv_ptr + (first + key)[:, None] * E + H * d + column[None, :]
-        k = tl.load(here, mask=inside[:, None], other=0.0)
-        v = tl.load(here + H * d, mask=inside[:, None], other=0.0)
-        scores = tl.where(inside[None, :], tl.dot(q, k.T) * scale, float("-inf"))
-        now = tl.maximum(most, tl.max(scores, 1))
-        p, before = tl.exp2(scores - now[:, None]), tl.exp2(most - now)
-        total = total * before + tl.sum(p, 1)
-        out = tl.dot(p.to(v.dtype), v, out * before[:, None])
-        most = now
+    whole = N // BN * BN
+    for key in range(0, whole, BN):
+        most, total, out = _weigh_values(
+            q, qkv_ptr + D, key + tl.arange(0, BN), N, scale, most, total, out, E, D, d, True
+        )
+    if REST > 0:
+        most, total, out = _weigh_values(
+            q, qkv_ptr + D, whole + tl.arange(0, REST), N, scale, most, total, out, E, D, d, False
+        )
     out *= tl.load(into_ptr + column)[None, :] / total[:, None]
-    tl.store(out_ptr + (b * N + row[:, None]) * (H * d) + column[None, :], out.to(tl.float8e4nv), mask=row[:, None] < N)
+    tl.store(out_ptr + row[:, None] * D + column[None, :], out.to(tl.float8e4nv), mask=row[:, None] < N)
+
+
+@triton.jit
+def _attention8(
+    qkv_ptr, stride_b, into_ptr, out_ptr, N, scale,
+    H: tl.constexpr, d: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """197 rows are three blocks and a few: those that are left over are a program with a smaller block."""
+    tile, h, b, D = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64), H * d
+    qkv_ptr += b * stride_b + h * d
+    out_ptr += b * N * D + h * d
+    if (tile + 1) * BLOCK <= N:
+        _attend8(qkv_ptr, into_ptr + h * d, out_ptr, tile * BLOCK, N, scale, H * d, d, BLOCK, BLOCK, REST)
+    elif REST > 0:
+        _attend8(qkv_ptr, into_ptr + h * d, out_ptr, tile * BLOCK, N, scale, H * d, d, REST, BLOCK, REST)
 
 
 def attention8(qkv_BNE: Tensor, heads: int, into_D: Tensor) -> Rows8:
     """Attention whose result is in float8, each column multiplied by its `into`, so that rows need no scale."""
     B, N, E = qkv_BNE.shape
     assert qkv_BNE.stride(1) == E and qkv_BNE.stride(2) == 1
-    d = E // 3 // heads
+    d, left = E // 3 // heads, N % ROWS8["BLOCK"]
+    rest = max(16, triton.next_power_of_2(left)) if left else 0
     out = torch.empty(B, N, E // 3, dtype=FLOAT8, device=qkv_BNE.device)
     with torch.cuda.device(qkv_BNE.device):
-        _attention8[(triton.cdiv(N, ROWS8["BM"]), heads, B)](
-            qkv_BNE, qkv_BNE.stride(0), into_D, out, N, d**-0.5 * LOG2E, H=heads, d=d, **ROWS8
+        _attention8[(triton.cdiv(N, ROWS8["BLOCK"]), heads, B)](
+            qkv_BNE, qkv_BNE.stride(0), into_D, out, N, d**-0.5 * LOG2E, H=heads, d=d, REST=rest, **ROWS8
         )
     return Rows8(out, torch.ones(B, N, device=out.device))
 
@@ -333,10 +363,10 @@ def _tanh(x):
 
 @triton.jit
 def _linear_silu8(
-    y_desc, w_desc, row_ptr, column_ptr, bias_ptr, out_desc, out_scale_ptr, M, N, K,
+    y_desc, w_desc, row_ptr, length_ptr, column_ptr, bias_ptr, out_desc, scale_ptr, most_weight, most_bias, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """As `_linear_silu`, of float8 and in float8, by the rows' scales in `out_scale_ptr`."""
+    """As `_linear_silu`, of float8 and in float8, by a scale that a row has before its numbers are known."""
     tiles_m, tiles_n = tl.cdiv(M, BM), tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=True):
         m, n = _corner(tile, tiles_m, tiles_n, BM, BN, GROUP)
@@ -347,8 +377,10 @@ def _linear_silu8(
         total *= tl.load(row_ptr + row, mask=row < M, other=0.0)[:, None]
         total *= tl.load(column_ptr + column, mask=column < N, other=0.0)[None, :]
         total += tl.load(bias_ptr + column, mask=column < N, other=0.0)[None, :].to(tl.float32)
-        into = 0.5 / tl.load(out_scale_ptr + row, mask=row < M, other=1.0)
-        total = (total + total * _tanh(0.5 * total)) * into[:, None]  # silu(x) = x (1 + tanh(x / 2)) / 2
+        scale = (tl.load(length_ptr + row, mask=row < M, other=1.0) * most_weight + most_bias) / 448.0
+        if n == 0:
+            tl.store(scale_ptr + row, scale, mask=row < M)
+        total = (total + total * _tanh(0.5 * total)) * (0.5 / scale)[:, None]  # silu(x) = x (1 + tanh(x / 2)) / 2
         left, right = tl.split(tl.permute(tl.reshape(total, (BM, 2, BN // 2)), (0, 2, 1)))
         out_desc.store([m, n], left.to(tl.float8e4nv))
         out_desc.store([m, n + BN // 2], right.to(tl.float8e4nv))
@@ -368,7 +400,7 @@ def linear_silu8(y: Rows8, linear: Linear8) -> Rows8:
     they are, which costs a format with an exponent nothing.
     """
     assert y.length is not None
-    scale, weight = linear.bound(y.length) / LARGEST[FLOAT8], linear.weight8
+    scale, weight = torch.empty_like(y.length), linear.weight8
     out = torch.empty(*y.shape[:-1], linear.out_features, dtype=FLOAT8, device=y.values.device)
     y_MK, out_MN = y.values.flatten(0, -2), out.flatten(0, -2)
     BM, BN, BK = TILE8["BM"], TILE8["BN"], TILE8["BK"]
@@ -377,9 +409,9 @@ def linear_silu8(y: Rows8, linear: Linear8) -> Rows8:
         _linear_silu8[(programs,)](
             TensorDescriptor.from_tensor(y_MK, [BM, BK]),
             TensorDescriptor.from_tensor(weight.values, [BN, BK]),
-            y.scale, weight.scale, linear.bias,
+            y.scale, y.length, weight.scale, linear.bias,
             TensorDescriptor.from_tensor(out_MN, [BM, BN // 2]),
-            scale, len(y_MK), *weight.shape, PROGRAMS=programs, **TILE8,
+            scale, *linear.bound, len(y_MK), *weight.shape, PROGRAMS=programs, **TILE8,
         )  # fmt: skip
     return Rows8(out, scale)
 
