@@ -8,7 +8,8 @@ hostile bodies, killed decoders.
 
 Adapters are random PERLs (K = 4, readout "rising", a head, other classes each) in a temporary folder; the service is
 the command itself, in a process of its own, and is asked over HTTP by threads of this one. Writes
-benchmarks/results/serving-….csv, where parts that were not run keep their rows.
+benchmarks/results/serving-….csv figure by figure, where parts that were not run keep their rows. What is measured by
+the clock ends after `--seconds`, if it has not after so many requests.
 """
 
 import argparse
@@ -29,9 +30,8 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -47,6 +47,7 @@ from perlclip.adapters.folder import Adapter
 from perlclip.data.images import read_image
 from perlclip.heads.head import Head
 from perlclip.serve.engine import Engine, ImageRow
+from perlclip.serve.guard import give_way
 from perlclip.serve.shelf import Shelf
 from perlclip.viz.drawing import draw
 from perlclip.viz.style import GREY, VERMILION
@@ -59,43 +60,66 @@ Answer = tuple[int, dict]
 
 
 class World:
-    """A backbone, a folder of adapters, image files, and the rows of the result file."""
+    """A backbone, a folder of adapters, image files, a service, and the rows of the result file."""
 
-    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.options, self.adapters = options, folder / "adapters"
+    def __init__(self, folder: Path, options: argparse.Namespace, path: Path) -> None:
+        self.options, self.adapters, self.path = options, folder / "adapters", path
+        self.began, self.part, self.rows = time.perf_counter(), "start", []
+        self.process: subprocess.Popen[str] | None = None
         name = str(vit_b16(folder / "clip")) if options.backbone == "vit-b16" else options.backbone
         self.name = name
         self.backbone = perlclip.load_backbone(name, device=options.device, dtype=options.dtype)
+        self.say(f"{name} on {self.backbone.device}")
         self.names = [f"a{n:03}" for n in range(max(NEEDS[part] for part in options.parts or PARTS))]
         for n, adapter in enumerate(self.names):
             perlclip.save_adapter(random_adapter(self.backbone, options.classes, n), self.adapters / adapter)
+        self.say(f"{len(self.names)} adapters written")
         self.files = [picture(seed, options.pixels) for seed in range(64)]
-        self.rows: list[dict] = []
-        self.part = ""
         self.close = 1e-3 if options.dtype == "float32" else 0.1  # probabilities that are the same but for rounding
 
+    def say(self, what: str) -> None:
+        """How far it has come."""
+        print(f"[{time.perf_counter() - self.began:6.1f} s] {self.part}: {what}", flush=True)
+
     def note(self, what: str, value: float, unit: str, **more: object) -> None:
-        """One figure, at once on the screen."""
+        """One figure, at once on the screen and in the file."""
         row = {"part": self.part, "what": what, "value": float(value), "unit": unit, "more": json.dumps(more)}
         self.rows.append(row)
-        print(f"{what:48} {value:12.2f} {unit:10} {more or ''}", flush=True)
+        self.say(f"{what:48} {value:12.2f} {unit:10} {more or ''}")
+        keep(self.path, self.part, [row for row in self.rows if row["part"] == self.part])
 
-    @contextmanager
-    def service(self, *more: str) -> Iterator[tuple[str, int]]:
-        """The command in a process of its own: its address and process id."""
-        options = self.options
-        command = [sys.executable, "-c", "from perlclip.cli import main; main()", "serve", str(self.adapters)]
-        command += ["--backbone", self.name, "--device", str(options.device), "--dtype", options.dtype, "--port", "0"]
-        command += ["--batch-size", str(options.batch_size), "--workers", str(options.workers), *more]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                line = process.stdout.readline()
-                if not line:
-                    raise SystemExit("the service did not start")
-                yield line.split()[-1], process.pid
-            finally:
-                process.terminate()
-                process.wait(60)
+    def service(self) -> tuple[str, int]:
+        """The command in a process of its own, ready to answer: its address and process id."""
+        if self.process is None:
+            options, began = self.options, time.perf_counter()
+            command = [sys.executable, "-c", "from perlclip.cli import main; main()", "serve", str(self.adapters)]
+            command += ["--backbone", self.name, "--device", str(options.device), "--dtype", options.dtype]
+            command += ["--port", "0", "--batch-size", str(options.batch_size), "--workers", str(options.workers)]
+            command += ["--max-wait-ms", str(options.max_wait_ms)]
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            line = self.process.stdout.readline()
+            if not line:
+                raise SystemExit("the service did not start")
+            self.address = line.split()[-1]
+            listens, client = time.perf_counter() - began, Client(self.address)
+            while client.ask("GET", "/readyz")[0] != 200:
+                time.sleep(0.05)
+            warm = time.perf_counter() - began - listens
+            self.say(f"the service listens after {listens:.1f} s and has warmed up {warm:.1f} s later")
+        return self.address, self.process.pid
+
+    def leave(self) -> None:
+        """At once, as when a time limit is over: threads that ask are not waited for, and no service is left."""
+        if self.process is not None:
+            self.process.kill()
+        os._exit(143)
+
+    def end(self) -> None:
+        """End the service."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(60)
+            self.process = None
 
 
 def vit_b16(folder: Path) -> Path:
@@ -159,8 +183,8 @@ class Client:
             raise SystemExit(f"the service says {status}: {said.get('error')}")
         return said["results"][0]["answers"]
 
-    def predict(self, files: list[bytes], adapters: list[str]) -> Answer:
-        body = form(files, adapters=",".join(adapters))
+    def predict(self, files: list[bytes], adapters: list[str], **fields: str) -> Answer:
+        body = form(files, adapters=",".join(adapters), **fields)
         return self.ask("POST", "/v1/predict", body, Content_Type=f"multipart/form-data; boundary={BOUNDARY}")
 
 
@@ -171,19 +195,26 @@ def form(files: list[bytes], **fields: str) -> bytes:
     return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
 
 
-def many(address: str, threads: int, work: Callable[[Client, int], object], count: int) -> tuple[list, float]:
-    """`work(client, i)` for i in 0..count-1 by so many threads with a connection each; results and seconds."""
-    mine = threading.local()
+def many(
+    address: str, threads: int, work: Callable[[Client, int], object], count: int, seconds: float = float("inf")
+) -> tuple[list, float]:
+    """`work(client, i)` for i in 0..count-1 by so many threads with a connection each, or as many as there is time for.
 
-    def one(i: int) -> object:
-        if not hasattr(mine, "client"):
-            mine.client = Client(address)
-        return work(mine.client, i)
+    Results, as they came, and how long it took.
+    """
+    numbers, found, began = iter(range(count)), [], time.perf_counter()
+
+    def worker() -> None:
+        client = Client(address)
+        for i in numbers:
+            if time.perf_counter() - began > seconds:
+                return
+            found.append(work(client, i))
 
     with ThreadPoolExecutor(threads) as pool:
-        began = time.perf_counter()
-        found = list(pool.map(one, range(count)))
-        return found, time.perf_counter() - began
+        for done in [pool.submit(worker) for _ in range(threads)]:
+            done.result()
+    return found, time.perf_counter() - began
 
 
 # ---- the parts ----
@@ -196,6 +227,7 @@ def mix(world: World) -> None:
     size = options.batch_size
     views = list(torch.randn(size, 3, backbone.preprocess.size, backbone.preprocess.size).to(backbone.device))
     loaded = [shelf.get(name) for name in world.names]
+    world.say("all adapters loaded here")
     world.note("memory of an adapter", shelf.bytes / len(loaded) / 2**10, "KiB", classes=options.classes)
     # So many batches that every adapter of the mix has come: each batch has as many of them as it has room for.
     batches = {n: [] for n in MIXES}
@@ -209,95 +241,111 @@ def mix(world: World) -> None:
                 ]
             )
     times: dict[int, list[float]] = {n: [] for n in MIXES}
-    for turn in range(-1, options.rounds):
+    began = time.perf_counter()
+    for turn in range(-2, options.rounds):  # on CUDA the second batch of a size is recorded
         for n in MIXES:
-            began = time.perf_counter()
-            engine.answer(batches[n][turn])
+            took = timed(partial(engine.answer, batches[n][turn]))
             if turn >= 0:
-                times[n].append(time.perf_counter() - began)
+                times[n].append(took)
+        if time.perf_counter() - began > options.seconds:
+            break
     speed = {n: size / statistics.median(times[n]) for n in MIXES}
     for n in MIXES:
-        more = dict(batch=size, of_one_adapter=round(speed[n] / speed[1], 3), batches=options.rounds)
+        more = dict(batch=size, of_one_adapter=round(speed[n] / speed[1], 3), batches=len(times[n]))
         world.note(f"engine, {n} adapters in the mix", speed[n], "images/s", **more)
-    with world.service() as (address, _):
-        client = Client(address)
-        for name in world.names:
-            first_use(client, name)
-        seconds = dict.fromkeys(MIXES, 0.0)
-        statuses: dict[int, Counter[int]] = {n: Counter() for n in MIXES}
-        requests = max(1, options.requests // options.per_request // TURNS)
-        for turn in range(-1, TURNS):  # in turn, so that a machine that slows down slows all of them
-            for n in MIXES:
+    mix_over_http(world)
 
-                def work(client: Client, i: int, n: int = n, start: int = turn * requests) -> int:
-                    files = [world.files[(i + j) % 64] for j in range(options.per_request)]
-                    return client.predict(files, [world.names[(start + i) % n]])[0]
 
-                found, took = many(address, options.threads, work, requests)
-                if turn >= 0:
-                    seconds[n] += took
-                    statuses[n].update(found)
-        rate = {n: requests * TURNS * options.per_request / seconds[n] for n in MIXES}
+def mix_over_http(world: World) -> None:
+    """In turn, so that a machine that slows down slows all of them."""
+    options, (address, _) = world.options, world.service()
+    loads = many(address, 1, lambda c, i: first_use(c, world.names[i]), len(world.names))[0]
+    world.note("first use of an adapter", 1e3 * statistics.median(loads), "ms", classes=options.classes)
+
+    def turn(n: int, start: int, count: int) -> tuple[list, float]:
+        def work(client: Client, i: int) -> int:
+            files = [world.files[(i + j) % 64] for j in range(options.per_request)]
+            return client.predict(files, [world.names[(start + i) % n]])[0]
+
+        return many(address, options.threads, work, count)
+
+    first = 2 * options.threads
+    slowest = max(turn(n, 0, first)[1] for n in MIXES for _ in range(2)) / first
+    count = min(options.requests // options.per_request // TURNS, int(options.seconds / slowest / TURNS / len(MIXES)))
+    count = max(1, count)
+    world.say(f"{TURNS} turns of {count} requests for each")
+    seconds = dict.fromkeys(MIXES, 0.0)
+    statuses: dict[int, Counter[int]] = {n: Counter() for n in MIXES}
+    for place in range(TURNS):
         for n in MIXES:
-            more = dict(per_request=options.per_request, threads=options.threads, statuses=statuses[n])
-            more |= dict(of_one_adapter=round(rate[n] / rate[1], 3))
-            world.note(f"HTTP, {n} adapters in the mix", rate[n], "images/s", **more)
+            found, took = turn(n, place * count, count)
+            seconds[n] += took
+            statuses[n].update(found)
+    rate = {n: statuses[n][200] * options.per_request / seconds[n] for n in MIXES}
+    for n in MIXES:
+        more = dict(per_request=options.per_request, threads=options.threads, statuses=statuses[n])
+        more |= dict(of_one_adapter=round(rate[n] / rate[1], 3))
+        world.note(f"HTTP, {n} adapters in the mix", rate[n], "images/s", **more)
 
 
 def load(world: World) -> None:
     """p50 and p99 at shares of what one image per request reaches; requests come at random moments."""
-    options = world.options
-    with world.service() as (address, _):
-        names = world.names[:16]
+    options, (address, _) = world.options, world.service()
+    names = world.names[:16]
 
-        def work(client: Client, i: int) -> int:
-            return client.predict([world.files[i % 64]], [names[i % 16]])[0]
+    def work(client: Client, i: int) -> int:
+        return client.predict([world.files[i % 64]], [names[i % 16]])[0]
 
-        many(address, options.threads, work, 64)
-        _, seconds = many(address, options.threads, work, options.requests)
-        most = options.requests / seconds
-        world.note("most requests, one image each", most, "1/s", threads=options.threads)
-        for share in LOADS:
-            moments = np.cumsum(np.random.default_rng(1).exponential(1 / (share * most), options.requests)).tolist()
-            began = time.perf_counter() + 0.1
+    many(address, options.threads, work, 64)
+    world.say("16 adapters loaded")
+    found, seconds = many(address, options.threads, work, options.requests, options.seconds)
+    most = found.count(200) / seconds
+    world.note("most requests, one image each", most, "1/s", threads=options.threads, statuses=Counter(found))
+    for share in LOADS:
+        count = max(10, min(options.requests, int(share * most * options.seconds)))
+        moments = np.cumsum(np.random.default_rng(1).exponential(1 / (share * most), count)).tolist()
+        began = time.perf_counter() + 0.2
 
-            def on_time(
-                client: Client, i: int, began: float = began, moments: list[float] = moments
-            ) -> tuple[float, int]:
-                time.sleep(max(0.0, began + moments[i] - time.perf_counter()))
-                status = work(client, i)
-                return 1e3 * (time.perf_counter() - began - moments[i]), status  # from when it was due
+        def on_time(client: Client, i: int, began: float = began, moments: list[float] = moments) -> tuple[float, int]:
+            time.sleep(max(0.0, began + moments[i] - time.perf_counter()))
+            status = work(client, i)
+            return 1e3 * (time.perf_counter() - began - moments[i]), status  # from when it was due
 
-            found, _ = many(address, 4 * options.threads, on_time, options.requests)
-            late = statistics.quantiles([ms for ms, _ in found], n=100)
-            more = dict(requests=options.requests, statuses=Counter(status for _, status in found))
-            world.note(f"p50 at {share:.0%} load", late[49], "ms", **more)
-            world.note(f"p99 at {share:.0%} load", late[98], "ms", **more)
+        found, _ = many(address, 4 * options.threads, on_time, count)
+        late = statistics.quantiles([ms for ms, _ in found], n=100)
+        more = dict(requests=count, statuses=Counter(status for _, status in found))
+        world.note(f"p50 at {share:.0%} load", late[49], "ms", **more)
+        world.note(f"p99 at {share:.0%} load", late[98], "ms", **more)
+    draw_load([row for row in world.rows if row["part"] == "load"], world.path.with_name(f"{world.path.stem}-load.png"))
 
 
 def share(world: World) -> None:
     """One image through ten adapters: one call against ten."""
-    with world.service("--max-wait-ms", "0") as (address, _):
-        client, names = Client(address), world.names[:10]
-        for name in names:
-            first_use(client, name)
-        times: dict[str, list[float]] = {"one call": [], "ten calls": []}
-        wrong = 0
-        for turn in range(-3, world.options.rounds):  # the first ones record graphs, on CUDA
-            file = [world.files[turn % 64]]
-            began = time.perf_counter()
-            whole = client.answers(file, names)
-            times["one call"].append(time.perf_counter() - began)
-            began = time.perf_counter()
-            single = {name: client.answers(file, [name])[name] for name in names}
-            times["ten calls"].append(time.perf_counter() - began)
-            wrong += sum(abs(whole[name]["probability"] - single[name]["probability"]) > world.close for name in names)
-        middle = {name: 1e3 * statistics.median(found[3:]) for name, found in times.items()}
-        for name, value in middle.items():
-            world.note(f"one image x 10 adapters, {name}", value, "ms")
-        world.note("one image x 10 adapters", middle["ten calls"] / middle["one call"], "x faster", wrong=wrong)
-        decoding = many(address, 1, lambda c, i: timed(lambda: c.predict([world.files[i]], ["nobody"])), 20)[0]
-        world.note("a request that is refused before decoding", 1e3 * statistics.median(decoding), "ms")
+    address, _ = world.service()
+    client, names = Client(address), world.names[:10]
+    for name in names:
+        first_use(client, name)
+    world.say("10 adapters loaded")
+    times: dict[str, list[float]] = {"one call": [], "ten calls": []}
+    wrong, until = 0, time.perf_counter() + world.options.seconds
+    for turn in range(-3, world.options.rounds):
+        file = [world.files[turn % 64]]
+        began = time.perf_counter()
+        whole = client.answers(file, names)
+        times["one call"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        single = {name: client.answers(file, [name])[name] for name in names}
+        times["ten calls"].append(time.perf_counter() - began)
+        wrong += sum(abs(whole[name]["probability"] - single[name]["probability"]) > world.close for name in names)
+        if turn >= 0 and time.perf_counter() > until:
+            break
+    middle = {name: 1e3 * statistics.median(found[3:]) for name, found in times.items()}
+    for name, value in middle.items():
+        world.note(f"one image x 10 adapters, {name}", value, "ms", max_wait_ms=world.options.max_wait_ms)
+    more = dict(wrong=wrong, rounds=len(times["one call"]) - 3)
+    world.note("one image x 10 adapters", middle["ten calls"] / middle["one call"], "x faster", **more)
+    refused = many(address, 1, lambda c, i: timed(lambda: c.predict([world.files[i]], ["nobody"])), 20)[0]
+    world.note("a request that is refused before decoding", 1e3 * statistics.median(refused), "ms")
     share_of_engine(world)
 
 
@@ -335,27 +383,40 @@ def threads(world: World) -> None:
         alone = perlclip.Classifier.from_pretrained(world.adapters / name, backbone=world.backbone, compile="off")
         for i, one in enumerate(alone.predict(files, top_k=1 if options.dtype == "float32" else 3)):
             expected[name, i] = dict(one.top)  # with few bits, batches of other sizes may turn two that are close
-    with world.service() as (address, _):
-        loads = many(address, 1, lambda c, i: first_use(c, names[i]), len(names))[0]
-        world.note("first use of an adapter", 1e3 * statistics.median(loads), "ms", classes=options.classes)
+    world.say("100 adapters asked alone")
+    address, _ = world.service()
+    loads = many(address, 1, lambda c, i: first_use(c, names[i]), len(names))[0]
+    world.note("first use of an adapter", 1e3 * statistics.median(loads), "ms", classes=options.classes)
 
-        def work(client: Client, i: int) -> str:
-            name, image = names[i * 7 % 100], i % 8
-            for _ in range(20):
-                status, said = client.predict([files[image]], [name])
-                if status != 503:
-                    break
-                time.sleep(0.2)
-            if status != 200:
-                return f"status {status}"
-            found, top = said["results"][0]["answers"][name], expected[name, image]
-            if abs(found["probability"] - top.get(found["label"], 9)) > world.close:
-                return "wrong"
-            return "right" if found["label"] == next(iter(top)) else "right but for rounding"
+    def work(client: Client, i: int) -> str:
+        name, image = names[i * 7 % 100], i % 8
+        for _ in range(20):
+            status, said = client.predict([files[image]], [name])
+            if status != 503:
+                break
+            time.sleep(0.2)
+        if status != 200:
+            return f"status {status}"
+        found, top = said["results"][0]["answers"][name], expected[name, image]
+        if abs(found["probability"] - top.get(found["label"], 9)) > world.close:
+            return "wrong"
+        return "right" if found["label"] == next(iter(top)) else "right but for rounding"
 
-        found, seconds = many(address, 64, work, options.requests)
-        counted = Counter(found)
-        world.note("64 threads x 100 adapters, wrong", counted["wrong"], "answers", **counted, seconds=round(seconds))
+    in_parts(world, 64, work, options.requests, "64 threads x 100 adapters, wrong", "answers", lambda n: n["wrong"])
+
+
+def in_parts(
+    world: World, threads: int, work: Callable[[Client, int], object], count: int, what: str, unit: str,
+    value: Callable[[Counter], float],
+) -> None:  # fmt: skip
+    """So many requests in tenths: after each the figure so far, which the last one replaces."""
+    (address, _), counted, began = world.service(), Counter(), time.perf_counter()
+    for tenth in range(10):
+        start, end = count * tenth // 10, count * (tenth + 1) // 10
+        counted.update(many(address, threads, lambda c, i, start=start: work(c, start + i), end - start)[0])
+        world.rows = [row for row in world.rows if (row["part"], row["what"]) != (world.part, what)]
+        spent = round(time.perf_counter() - began)
+        world.note(what, value(counted), unit, requests=end, **{str(k): n for k, n in counted.items()}, seconds=spent)
 
 
 def first_use(client: Client, name: str) -> float:
@@ -366,43 +427,46 @@ def first_use(client: Client, name: str) -> float:
 
 
 def memory(world: World) -> None:
-    """Growth of the service's memory over the requests, in tenths; all adapters are loaded before."""
-    options = world.options
-    with world.service() as (address, pid):
+    """Growth of the service's memory over the requests; all adapters are loaded before. Nine of ten ask for no step."""
+    options, (address, pid) = world.options, world.service()
 
-        def work(client: Client, i: int) -> int:
-            return client.predict([world.files[i % 64]], [world.names[i % 100]])[0]
+    def work(client: Client, i: int) -> int:
+        return client.predict([world.files[i % 64]], [world.names[i % 100]], **({} if i % 10 == 0 else {"steps": "0"}))[
+            0
+        ]
 
-        many(address, 1, lambda c, i: first_use(c, world.names[i]), 100)
-        many(address, options.threads, work, max(options.soak // 100, 200))
-        grown, statuses = [resident(pid)], Counter()
-        began = time.perf_counter()
-        for _ in range(10):
-            statuses.update(many(address, options.threads, work, options.soak // 10)[0])
-            grown.append(resident(pid))
-        more = dict(MiB=[round(each) for each in grown], statuses=statuses, seconds=round(time.perf_counter() - began))
-        world.note(f"memory after {options.soak:,} requests, growth", grown[-1] - grown[0], "MiB", **more)
+    many(address, 1, lambda c, i: first_use(c, world.names[i]), 100)
+    world.say("100 adapters loaded")
+    many(address, options.threads, work, max(options.soak // 100, 200))
+    before = resident(pid)
+    world.say(f"{before:.0f} MiB before")
+
+    def growth(_: Counter) -> float:
+        return resident(pid) - before
+
+    in_parts(world, options.threads, work, options.soak, "growth of memory", "MiB", growth)
 
 
 def hostile(world: World) -> None:
-    """Bodies that nobody should send, and a good request after each."""
-    rng = random.Random(0)
-    with world.service() as (address, pid):
-        client, slowest = Client(address), 0.0
-        statuses: Counter[int] = Counter()
-        for name in world.names[:16] * 3:  # loaded and, on CUDA, recorded before
-            client.predict(world.files[:1], [name])
-        wrong = 0
-        for n in range(world.options.hostile):
-            path, body, headers = hostile_body(rng, world.files)
-            statuses[Client(address).ask("POST", path, body, **headers)[0]] += 1
-            began = time.perf_counter()
-            wrong += client.predict([world.files[n % 64]], [world.names[n % 16]])[0] != 200
-            slowest = max(slowest, time.perf_counter() - began)
-        alive = client.ask("GET", "/readyz")[0] == 200 and Path(f"/proc/{pid}").exists()
-        more = dict(statuses=statuses, good_ones_refused=wrong)
-        world.note(f"{world.options.hostile:,} hostile bodies, crashes", 0 if alive else 1, "", **more)
-        world.note("slowest good answer after one", 1e3 * slowest, "ms")
+    """Bodies that nobody should send, and a good request after each, by a few threads at a time."""
+    options, (address, pid) = world.options, world.service()
+    client, slowest = Client(address), [0.0]
+    for name in world.names[:16]:
+        client.predict(world.files[:1], [name])
+
+    def work(client: Client, i: int) -> str:
+        path, body, headers = hostile_body(random.Random(i), world.files)
+        status = Client(address).ask("POST", path, body, **headers)[0]
+        began = time.perf_counter()
+        good = client.predict([world.files[i % 64]], [world.names[i % 16]])[0]
+        slowest[0] = max(slowest[0], time.perf_counter() - began)
+        return str(status) if good == 200 else f"{status}, then {good}"
+
+    def crashed(_: Counter) -> int:
+        return int(client.ask("GET", "/readyz")[0] != 200 or not Path(f"/proc/{pid}").exists())
+
+    in_parts(world, options.attackers, work, options.hostile, "hostile bodies, crashes", "", crashed)
+    world.note("slowest good answer after one", 1e3 * slowest[0], "ms", attackers=options.attackers)
 
 
 def hostile_body(rng: random.Random, files: list[bytes]) -> tuple[str, bytes, dict[str, str]]:
@@ -457,34 +521,31 @@ def bomb(rng: random.Random) -> bytes:
 
 def kill(world: World) -> None:
     """Decoders killed while threads ask: what is lost are the requests that they had."""
-    options = world.options
-    with world.service() as (address, pid):
-        client = Client(address)
-        client.predict(world.files[:1], world.names[:1])
-        going, kills = threading.Event(), 0
-        going.set()
+    options, (address, pid) = world.options, world.service()
+    many(address, 8, lambda c, i: c.predict([world.files[i % 64]], [world.names[i % 16]])[0], 64)
+    world.say("16 adapters loaded")
+    kills = 0
 
-        def killing() -> None:
-            nonlocal kills
-            rng = random.Random(1)
-            while going.is_set() and kills < options.kills:
-                time.sleep(0.1)
-                found = [p for server in children(pid) for p in children(server)]
-                if found:
-                    os.kill(rng.choice(found), signal.SIGKILL)
-                    kills += 1
+    def killing() -> None:
+        nonlocal kills
+        rng = random.Random(1)
+        while kills < options.kills:
+            time.sleep(0.1)
+            found = [p for server in children(pid) for p in children(server)]
+            if found:
+                os.kill(rng.choice(found), signal.SIGKILL)
+                kills += 1
 
-        thread = threading.Thread(target=killing)
-        thread.start()
-        found: list[int] = []
-        while thread.is_alive():
-            found += many(address, 8, lambda c, i: c.predict([world.files[i % 64]], [world.names[i % 16]])[0], 64)[0]
-        going.clear()
-        thread.join()
-        after = many(address, 8, lambda c, i: c.predict([world.files[i % 64]], ["a000"])[0], 64)[0]
-        lost = sum(status != 200 for status in found)
-        more = dict(requests=len(found), statuses=Counter(found), after=Counter(after))
-        world.note(f"{kills} decoders killed, requests lost", lost, "requests", **more)
+    thread = threading.Thread(target=killing, daemon=True)
+    thread.start()
+    found: list[int] = []
+    while thread.is_alive():
+        found += many(address, 8, lambda c, i: c.predict([world.files[i % 64]], [world.names[i % 16]])[0], 64)[0]
+        world.say(f"{kills} killed, {len(found)} requests")
+    after = many(address, 8, lambda c, i: c.predict([world.files[i % 64]], ["a000"])[0], 64)[0]
+    lost = sum(status != 200 for status in found)
+    more = dict(requests=len(found), statuses=Counter(found), after=Counter(after))
+    world.note(f"{kills} decoders killed, requests lost", lost, "requests", **more)
 
 
 def resident(pid: int) -> float:
@@ -525,29 +586,34 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=16, help="that ask")
     parser.add_argument("--per-request", type=int, default=4, help="images in a request of the mix")
+    parser.add_argument("--max-wait-ms", type=float, default=2.0, help="of the service")
+    parser.add_argument("--seconds", type=float, default=20.0, help="the most that a figure taken by the clock takes")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--soak", type=int, default=5000)
     parser.add_argument("--hostile", type=int, default=500)
+    parser.add_argument("--attackers", type=int, default=2, help="threads that send hostile bodies")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--out", type=Path, help="another result file")
     options = parser.parse_args()
     where = f"{Path(options.backbone).name}-{machine('cuda' if options.device.startswith('cuda') else 'cpu')}"
     path = options.out or RESULTS / file_name("serving", where, getattr(torch, options.dtype))
+    give_way()  # here many threads wait for answers
     with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), options)
-        for world.part in options.parts or PARTS:
-            PARTS[world.part](world)
-            keep(path, world.part, [row for row in world.rows if row["part"] == world.part])
+        world = World(Path(folder), options, path)
+        signal.signal(signal.SIGTERM, lambda *_: world.leave())
+        try:
+            for world.part in options.parts or PARTS:
+                PARTS[world.part](world)
+        finally:
+            world.end()
 
 
 def keep(path: Path, part: str, found: list[dict]) -> None:
-    """A part's rows in the place of those that were there; at once, as the next part may fail."""
+    """A part's rows in the place of those that were there; at once, as the next figure may not come."""
     before = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
     rows = [row for row in before if row["part"] != part] + found
     write_csv(path, sorted(rows, key=lambda row: list(PARTS).index(row["part"])))
-    if part == "load":
-        draw_load(found, path.with_name(f"{path.stem}-load.png"))
 
 
 def draw_load(rows: list[dict], path: Path) -> None:

@@ -33,7 +33,7 @@ from benchmarks.photographs import photographs
 from perlclip.data.images import read_image
 from perlclip.data.sets import DataSet, ImageSet
 from perlclip.data.toybox import load_toybox
-from perlclip.serve.guard import Limits, running
+from perlclip.serve.guard import Limits, give_way, running
 from perlclip.studio.interface import studio_app
 from perlclip.studio.project import SKIPPED, Project
 from perlclip.studio.worker import Worker
@@ -214,6 +214,7 @@ def timing(options: argparse.Namespace) -> None:
         write(path, rows)
         print(f"{what:48} {seconds:8.2f} s {more or ''}", flush=True)
 
+    give_way()  # as the command does
     with Project(work / "images") as project:
         worker = Worker(project, backbone, every=options.labels)
         started = time.perf_counter()
@@ -238,6 +239,8 @@ def timing(options: argparse.Namespace) -> None:
             note("first label to PERL's adapter on disk", time.perf_counter() - started)
             note("last label to PERL's adapter on disk", time.perf_counter() - last)
             note("of it training", row["seconds"], trained_on=row["labels"] - row["held"])
+            for what in ("steps", "recording", "head"):
+                note(f"of that {what}", row[f"{what}_seconds"])
         worker.stop()
     shutil.rmtree(work)
 

@@ -1,6 +1,7 @@
 """One service for all tests of its routes: decoding processes take seconds to start."""
 
 import io
+import time
 
 import numpy as np
 import pytest
@@ -39,6 +40,8 @@ def service(shelf_folder, backbone):
     config = ServiceConfig(max_rows=64, max_images=8, max_pixels=1_000_000, decode_seconds=5.0, batch_size=16)
     service = Service(shelf_folder, backbone, config)
     with running(make_app(service), Limits(port=0, max_body=4 * 2**20)) as address:
+        while not service.batcher.ready:
+            time.sleep(0.01)
         yield service, address
 
 

@@ -165,3 +165,16 @@ def test_a_batch_as_it_is_recorded_for_cuda_is_the_same(backbone, loaded, pixels
         for row, found in zip(rows, Engine(backbone).answer(rows), strict=True):
             assert_same(found, alone(row))
     assert sizes == [(8, 8, 8), (1, 8, 8)]
+    sizes.clear()
+    monkeypatch.setattr(engine, "is_on", lambda mode, device: True)
+    Engine(backbone).warm_up(of_one_shape[0], 5)
+    assert (
+        sizes
+        == [(1, 1, 1)] * 2
+        + [(2, 2, 2)] * 2
+        + [(1, 2, 2)] * 2
+        + [(4, 4, 4)] * 2
+        + [(1, 4, 4)] * 2
+        + [(8, 8, 8)] * 2
+        + [(1, 8, 8)] * 2
+    )

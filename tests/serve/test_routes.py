@@ -17,6 +17,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 import perlclip
+from perlclip.serve.shelf import held_bytes
 from tests.serve.adapters import random_adapter
 from tests.serve.conftest import SERVED, png
 from tests.serve.test_guard import ask
@@ -288,6 +289,8 @@ def test_adapters_are_listed_loaded_again_and_dropped(service, shelf_folder, bac
     assert post(address, images=[b64(png())], adapters="plain")[0] == 200
     listed = ask(address, "GET", "/v1/adapters")[1]
     assert {one["name"] for one in listed["adapters"]} >= set(SERVED) and 0 < listed["bytes"] <= listed["max_bytes"]
+    plain = running.shelf.get("plain")  # of which nothing is held but its numbers and class embeddings
+    assert held_bytes(plain) <= plain.sheet.bytes + 3 * sum(p.nbytes for p in plain.classifier.method.parameters())
     about = ask(address, "GET", "/v1/adapters/plain")[1]
     assert about["method"] == "perl" and about["class_names"] == list(random_adapter(backbone, "plain", 0).class_names)
     outside = perlclip.save_adapter(random_adapter(backbone, "plain", 3), tmp_path / "outside")
@@ -305,9 +308,12 @@ def test_adapters_are_listed_loaded_again_and_dropped(service, shelf_folder, bac
 
 
 def test_watching_and_documents(service):
-    _, address = service
+    running, address = service
     assert ask(address, "GET", "/healthz")[:2] == (200, {"live": True})
     assert ask(address, "GET", "/v2/health/ready")[0] == 200
+    running.batcher.ready = False  # as while it warms up
+    assert ask(address, "GET", "/readyz")[0] == 503
+    running.batcher.ready = True
     assert post(address, images=[b64(png())], adapters="plain")[0] == 200
     assert post(address, images=[b64(png())], adapters="nobody")[0] == 404
     text = ask(address, "GET", "/metrics")[1].decode()

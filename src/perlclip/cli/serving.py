@@ -36,6 +36,7 @@ def serve(
     printed. SIGTERM and Ctrl-C let it finish what it has begun.
     """
     from perlclip.files import MIB
+    from perlclip.serve.decode_pool import prepare_decoders
     from perlclip.serve.guard import Limits, is_loopback, names_of, new_token, run_server
     from perlclip.serve.routes import make_app
     from perlclip.serve.service import Service, ServiceConfig, find_backbone
@@ -44,6 +45,7 @@ def serve(
     limits = Limits(
         host=host, port=port, token=token, names=names_of(names), max_body=max_body_mib * MIB, seconds=seconds
     )
+    prepare_decoders()
     found = find_backbone(folder, backbone, device=device, dtype=dtype)
     service = Service(folder, found, ServiceConfig(cache_bytes=cache_mib * MIB, **config))
 

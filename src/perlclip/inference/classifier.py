@@ -509,6 +509,7 @@ class Classifier:
     def release_texts(self) -> None:
         """Drop what belongs to the texts of its classes: for whoever keeps the class embeddings, and asks these."""
         self._state = self.answering.state = ClassState(classes=self._state.classes, novel=self._state.novel)
+        self._stages = None
 
     def answer(self, pixels: Tensor, wanted: AnswerForm, plan: Plan | None) -> list[Prediction]:
         """A batch of views."""

@@ -6,7 +6,7 @@ Nothing piles up: `reserve` refuses what would wait too long, before an image is
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, Thread
@@ -37,9 +37,15 @@ class _Job:
 
 
 class Batcher:
-    """A thread that answers batches of at most `batch_size` rows, each begun at most `max_wait_ms` after its first."""
+    """A thread that answers batches of at most `batch_size` rows, each begun at most `max_wait_ms` after its first.
 
-    def __init__(self, engine: Engine, *, batch_size: int = 32, max_wait_ms: float = 2.0, max_rows: int = 1024) -> None:
+    Before it is `ready` it does what is to be done `first`; whoever asks meanwhile waits.
+    """
+
+    def __init__(
+        self, engine: Engine, *, batch_size: int = 32, max_wait_ms: float = 2.0, max_rows: int = 1024,
+        first: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
         if batch_size < 1 or max_rows < 1 or not 0 <= max_wait_ms <= 1000:
             raise PerlclipError("a batch and the queue have at least 1 row, and it waits for 0 to 1000 ms")
         self.engine, self.batch_size, self.max_wait = engine, batch_size, max_wait_ms / 1000
@@ -48,7 +54,8 @@ class Batcher:
         self.batches = self.rows = 0
         self._waiting: deque[tuple[_Job, int]] = deque()
         self._wake = Condition()
-        self._ending = False
+        self._ending = self.ready = False
+        self._first = first
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -87,6 +94,11 @@ class Batcher:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._first()
+        except Exception:  # whoever asks is told what is wrong
+            log.exception("could not warm up")
+        self.ready = True
         while batch := self._next():
             rows = [job.rows[i] for job, i in batch]
             for (job, i), found in zip(batch, self._answer(rows), strict=True):

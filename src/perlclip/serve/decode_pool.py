@@ -8,6 +8,7 @@ import asyncio
 import multiprocessing
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,10 +39,7 @@ class Decoders:
         max_pixels: int = 50_000_000, seconds: float = 10.0,
     ) -> None:  # fmt: skip
         self.size, self.device, self.seconds, self.deaths = size, device, seconds, 0
-        # Forked from a process that has only imported what is needed: one with threads or CUDA cannot be forked, and a
-        # fresh one would take seconds.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__, "transformers.models.clip.image_processing_pil_clip"])
+        self._context = _forkserver()
         self._make_of = views, max_pixels
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decoder")
@@ -94,6 +92,22 @@ class Decoders:
         self._threads.shutdown(cancel_futures=True)
         while not self._idle.empty():
             self._idle.get().end()
+
+
+def _forkserver() -> Any:
+    """Decoders are forked from a process that has only imported what is needed.
+
+    One with threads or CUDA cannot be forked, and a fresh one would take seconds.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "transformers.models.clip.image_processing_pil_clip"])
+    return context
+
+
+def prepare_decoders() -> None:
+    """Have that process import what it needs already, while this one loads a backbone."""
+    _forkserver()
+    forkserver.ensure_running()
 
 
 class _Decoder:

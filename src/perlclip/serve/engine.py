@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.backbone import Backbone, FrozenImages
-from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size
+from perlclip.backbone.accel.cuda_graphs import FINE, SMALL, Compiled, graph_size, is_on
 from perlclip.errors import PerlclipError
 from perlclip.inference.classifier import AnswerForm, Classifier, Prediction
 from perlclip.methods.perl import Perl, RowThink, Shape, Thinking, begin_thinking
@@ -92,6 +92,18 @@ class Engine:
         self.backbone, self.compile = backbone, compile
         self.pace = Pace()
         self._recorded: dict[tuple[Shape, int], Compiled] = {}
+
+    def warm_up(self, adapter: Loaded, batch_size: int) -> None:
+        """Answer noise: once or, where batches are recorded, in every size that is, so that no user waits for that."""
+        side, wanted = self.backbone.preprocess.size, adapter.classifier.wanted()
+        recorded = is_on(self.compile, self.backbone.device) and adapter.shape is not None
+        most = min(batch_size, SMALL) if recorded else 1
+        noise = list(torch.randn(most, 3, side, side, device=self.backbone.device))
+        for size in {graph_size(n): n for n in range(1, most + 1)}.values():
+            # An image each; and as many adapters about one.
+            for views in [noise[:size], noise[:1] * size][: 2 if 1 < size <= FINE else 1]:
+                for _ in range(2 if recorded else 1):  # the second time it is recorded
+                    self.answer([ImageRow(pixels=view, adapter=adapter, wanted=wanted) for view in views])
 
     @torch.no_grad()
     def answer(self, rows: Sequence[ImageRow]) -> list[Prediction | PerlclipError]:

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import logging
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -10,6 +11,8 @@ from starlette.requests import Request
 from perlclip.errors import PerlclipError
 from perlclip.serve.guard import Refusal, read_json
 
+# It has a line for every form that is none, and who sends such forms could fill the disk.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 FIELDS = 64  # of a form, beside its files
 FIELD_BYTES = 4096
 

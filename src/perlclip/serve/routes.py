@@ -190,9 +190,9 @@ def _add_watching(app: FastAPI, service: Service) -> None:
     @app.get("/readyz")
     @app.get("/v2/health/ready")
     async def ready(request: Request) -> Response:
-        """It takes requests: its engine runs, and it is not about to end."""
+        """It takes requests: its engine has warmed up and runs, and it is not about to end."""
         guard = request.scope.get("perlclip.guard")
-        up = service.batcher.alive and not (guard and guard.draining)
+        up = service.batcher.ready and service.batcher.alive and not (guard and guard.draining)
         return JSONResponse({"ready": up}, 200 if up else 503)
 
     @app.get("/metrics")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -27,6 +28,7 @@ from perlclip.trust.conformal import KIND
 from perlclip.trust.rejection import RATE
 
 LABELS = 100_000  # of all answers to a request
+WARMED = 8  # adapters that are looked at for a PERL to warm up with
 
 
 class Options(BaseModel):
@@ -90,9 +92,11 @@ class Service:
             backbone.preprocess, backbone.preprocess.size, device=backbone.device, workers=config.workers,
             max_pixels=config.max_pixels, seconds=config.decode_seconds,
         )  # fmt: skip
+        engine = Engine(backbone)
         self.batcher = Batcher(
-            Engine(backbone), batch_size=config.batch_size, max_wait_ms=config.max_wait_ms, max_rows=config.max_rows
-        )
+            engine, batch_size=config.batch_size, max_wait_ms=config.max_wait_ms, max_rows=config.max_rows,
+            first=partial(self._warm_up, engine),
+        )  # fmt: skip
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="loader")
 
     def close(self) -> None:
@@ -100,6 +104,15 @@ class Service:
         self.batcher.close()
         self.decoders.close()
         self._loader.shutdown(cancel_futures=True)
+
+    def _warm_up(self, engine: Engine) -> None:
+        """With the first PERL there is: others of its depth, rank and steps are then as quick."""
+        for name in self.shelf.names()[:WARMED]:
+            with suppress(Refusal):  # one that cannot be loaded
+                adapter = self.shelf.get(name)
+                engine.warm_up(adapter, self.config.batch_size)
+                if adapter.shape:
+                    return
 
     async def predict(self, files: Sequence[bytes], names: Sequence[str], options: Options) -> list[Answers | Refusal]:
         """Each image's answer by each adapter; with `on_error="skip"` a refusal in the place of an unreadable one's."""

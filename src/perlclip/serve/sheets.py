@@ -9,6 +9,7 @@ Shapes: K stands for the steps 0..K, B rows, b some of them, C classes (of the l
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import log, sqrt
 
 import torch
@@ -86,7 +87,13 @@ class Sheets:
     def __init__(self, sheets: Sequence[Sheet]) -> None:
         self.sheets = sheets
         self.width = max(sheet.classes for sheet in sheets)
-        self._indices: dict[tuple[object, ...], Tensor] = {}
+        first: dict[int, int] = {}
+        for i, sheet in enumerate(sheets):
+            first.setdefault(id(sheet), i)
+        self._firsts = list(first.values())  # of each sheet the first row that has it
+        place = {key: n for n, key in enumerate(first)}
+        self._place = [place[id(sheet)] for sheet in sheets]
+        self._index_BC: Tensor | None = None
 
     @torch.no_grad()
     def answer(self, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:
@@ -188,11 +195,10 @@ class Sheets:
         """Each of these rows times its own matrix, times CLIP's scale: (b, C), zero beyond its own classes."""
         v_bE = v_BE if len(rows) == len(v_BE) else v_BE[_places(rows, v_BE)]
         v_bE = v_bE * self.sheets[0].scale if scaled else v_bE
-        own = _own(matrices)
-        if v_bE.device.type in GATHERED_ON and len(own) > FEW:
-            return self._gathered(v_bE, own)
+        if v_bE.device.type in GATHERED_ON and len(self._firsts) > FEW:
+            return self._gathered(v_bE, rows, matrices)
         found_bC = v_bE.new_zeros(len(rows), self.width)
-        for m_CE, places in own:
+        for m_CE, places in _own(matrices):
             if len(places) == len(rows):
                 found_bC[:, : len(m_CE)] = v_bE @ m_CE.T
             else:
@@ -200,33 +206,41 @@ class Sheets:
                 found_bC[at_b, : len(m_CE)] = v_bE[at_b] @ m_CE.T
         return found_bC
 
-    def _gathered(self, v_bE: Tensor, own: "Own") -> Tensor:
+    def _gathered(self, v_bE: Tensor, rows: Sequence[int], matrices: Sequence[Tensor | None]) -> Tensor:
         """The same in one product: matrices one below the other, of which each row picks its own."""
-        m_ME = torch.cat([*(m_CE for m_CE, _ in own), v_bE.new_zeros(1, v_bE.shape[1])])
-        index_bC = self._index(own, len(v_bE), v_bE.device)
+        m_ME = self._below(rows, matrices, v_bE.new_zeros(1, v_bE.shape[1]))
+        index_BC = self._index(v_bE.device)
+        index_bC = index_BC if len(rows) == len(index_BC) else index_BC[_places(rows, v_bE)]
         chunk = max(1, ROOM // (self.width * v_bE.shape[1]))
         parts = [slice(i, i + chunk) for i in range(0, len(v_bE), chunk)]
         return torch.cat([(m_ME[index_bC[part]] @ v_bE[part][..., None])[..., 0] for part in parts])
 
     def _spread(self, vectors: Sequence[Tensor | None], like: Tensor) -> Tensor:
         """A vector of classes for each row, padded with zeros, (B, C); None is all zeros."""
-        own = _own(vectors)
-        flat_M = torch.cat([*(vector_C for vector_C, _ in own), like.new_zeros(1)])
-        return flat_M[self._index(own, len(vectors), like.device)]
+        return self._below(range(len(vectors)), vectors, like.new_zeros(1))[self._index(like.device)]
 
-    def _index(self, own: "Own", rows: int, device: torch.device) -> Tensor:
-        """Where each row's classes stand among all, one list behind the other; what is on no list, at the end."""
-        key = rows, *((len(matrix), *places) for matrix, places in own)
-        if key not in self._indices:  # the same for every step
-            start, count, begin = [0] * rows, [0] * rows, 0
-            for matrix, places in own:
-                for place in places:
-                    start[place], count[place] = begin, len(matrix)
-                begin += len(matrix)
-            start_b1, count_b1 = torch.tensor([start, count], device=device)[..., None]
+    def _below(self, rows: Sequence[int], tensors: Sequence[Tensor | None], zero: Tensor) -> Tensor:
+        """What these rows' sheets have, one below the other; zeros for those that have none, and one row at the end."""
+        if len(rows) == len(self.sheets):
+            own = [tensors[i] for i in self._firsts]
+        else:
+            of = {self._place[i]: tensor for i, tensor in zip(rows, tensors, strict=True)}
+            own = [of.get(n) for n in range(len(self._firsts))]
+        for n, i in enumerate(self._firsts):
+            if own[n] is None:
+                own[n] = zero.expand(self.sheets[i].classes, *zero.shape[1:])
+        return torch.cat([each for each in (*own, zero) if each is not None])
+
+    def _index(self, device: torch.device) -> Tensor:
+        """Where each row's classes stand among those of all sheets one below the other; of padding, at the end."""
+        if self._index_BC is None:  # the same for every step
+            counts = [self.sheets[i].classes for i in self._firsts]
+            starts = [0, *accumulate(counts)]
+            own = [[starts[n] for n in self._place], [counts[n] for n in self._place]]
+            start_B1, count_B1 = torch.tensor(own, device=device)[..., None]
             c_C = torch.arange(self.width, device=device)
-            self._indices[key] = torch.where(c_C < count_b1, c_C + start_b1, begin)
-        return self._indices[key]
+            self._index_BC = torch.where(c_C < count_B1, c_C + start_B1, starts[-1])
+        return self._index_BC
 
     def _column(self, name: str, device: torch.device) -> Tensor:
         return torch.tensor([[float(getattr(sheet, name))] for sheet in self.sheets], device=device)

@@ -165,9 +165,10 @@ def _unusable(name: str, why: str) -> Refusal:
 
 def held_bytes(loaded: Loaded) -> int:
     """Bytes of all tensors that only this adapter has."""
-    classifier = loaded.classifier
+    classifier, backbone = loaded.classifier, loaded.classifier.method.backbone
+    shared = {id(p) for tower in (backbone.vision, backbone.text) for p in tower.parameters()}
     tensors = {id(t): t.nbytes for t in _tensors((loaded.sheet, loaded.w_nP, vars(classifier)), set())}
-    return sum(tensors.values())
+    return sum(size for key, size in tensors.items() if key not in shared)
 
 
 def _tensors(thing: Any, seen: set[int]) -> Iterator[Tensor]:

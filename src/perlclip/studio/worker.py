@@ -35,7 +35,7 @@ from perlclip.studio.kept import Features, Thumbnails
 from perlclip.studio.project import Labels, Project
 from perlclip.studio.takeaway import write_export
 from perlclip.text.classes import Classes
-from perlclip.training.loop import fit
+from perlclip.training.loop import FitResult, fit
 
 BATCH = 32  # images looked at between two chances for something else
 SHOTS = 32  # of a class that PERL is trained on, at most: the rest is left to the quick head
@@ -263,13 +263,15 @@ class Worker:
             accuracy, metrics = found.accuracy, {"held-out": found.metrics()}
         self.perl = fitted = replace(fitted, metrics=metrics)
         save_adapter(fitted, self.project.folder / "perl")
-        seconds = round(time.monotonic() - started, 2)
+        parts = {"seconds": time.monotonic() - started, "steps_seconds": fitted.seconds,
+                 "recording_seconds": fitted.compile_seconds, "head_seconds": fitted.head_seconds}  # fmt: skip
         zero = self.guesses.zero_shot if self.guesses else None
-        self._record("perl", labels, accuracy, zero, len(held), seconds=seconds)
+        took = {name: round(value, 2) for name, value in parts.items()}
+        self._record("perl", labels, accuracy, zero, len(held), **took)
         self.status = Status()
         return True
 
-    def _fit(self, labels: Labels, places: Sequence[int], title: str, **how: Any) -> Adapter:
+    def _fit(self, labels: Labels, places: Sequence[int], title: str, **how: Any) -> FitResult:
         self.status = Status(task="train", title=title)
         some: ImageSet = self.project.image_set(labels, [p for p in places if p not in self.unreadable])
         if max(map(len, some.by_class().values()), default=0) > SHOTS:
