@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionModelWithProjection
 
 import perlclip
-from benchmarks.common import RESULTS, write_csv
+from benchmarks.common import RESULTS, Table
 from perlclip.data.images import read_image
 from perlclip.text.classes import Classes
 
@@ -154,20 +154,18 @@ def main() -> None:
         )
     tries["smooth, by row"] = partial(changed, model, everything, "row", channels)
     tries["smooth, between"] = partial(changed, model, everything, "between", channels)
-    rows_found: list[dict] = []
+    table = Table(args.out)
     for name, made in {"float32": lambda: model, **tries}.items():
         if args.only and not any(word in name for word in args.only):
             continue
         found = logits(made())
         same = 100 * float((found.argmax(-1) == wanted.argmax(-1)).float().mean())
         difference = (found - wanted).abs()
-        rows_found.append({
+        table.add({
             "what": name, "photographs": len(found), "same_answers_percent": same,
             "right_percent": 100 * float((found.argmax(-1) == labels).float().mean()),
             "mean_difference_of_logits": f"{difference.mean():.3f}", "largest": f"{difference.max():.2f}",
         })  # fmt: skip
-        print(rows_found[-1], flush=True)
-    write_csv(args.out, rows_found)
 
 
 if __name__ == "__main__":

@@ -157,7 +157,8 @@ def main() -> None:
         sizes = {name: path.stat().st_size / MIB for name, path in files.items()}
         ours = {name: Onnx(path, arrays, threads) for name, path in files.items()}
         size = backbone.preprocess.size
-        also = Torch(load_all(saved, perlclip.load_backbone(args.backbone, device="cpu", dtype="bfloat16")))
+        if args.batch_sizes:
+            also = Torch(load_all(saved, perlclip.load_backbone(args.backbone, device="cpu", dtype="bfloat16")))
         for batch in args.batch_sizes:
             pixels = torch.randn(batch, 3, size, size)
             works = {"torch float32": lambda p=pixels: plain.alone(p), "torch bfloat16": lambda p=pixels: also.alone(p)}
