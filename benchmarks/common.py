@@ -161,3 +161,16 @@ def write_csv(path: Path, rows: list[dict], columns: Sequence[str] = ()) -> None
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows({k: f"{v:.2f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+
+
+class Table(list[dict]):
+    """Rows that are printed and written to a file as they come, so that what ends a run loses none."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def add(self, row: dict) -> None:
+        self.append(row)
+        write_csv(self.path, self)
+        print({name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()}, flush=True)

@@ -11,6 +11,7 @@ decoding, and how far embeddings move.
 import argparse
 import io
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,34 +19,32 @@ import torch
 from PIL import Image
 
 import perlclip
-from benchmarks.common import RESULTS, write_csv
+from benchmarks.common import RESULTS, Table
 from perlclip.batch.decoders import crop_of
 from perlclip.batch.work import DECODE
 from perlclip.data.images import NamedBytes, read_image
 
+KINDS = ("as they are", "scaled up", "mosaics")
 
-def photographs(folder: Path, count: int, grid: int) -> dict[str, list[bytes]]:
-    """JPEG files: as they are, scaled up, and mosaics of one class."""
+
+def photographs(folder: Path, count: int, grid: int, kind: str) -> Iterator[bytes]:
+    """JPEG files: as they are, scaled up, or mosaics of one class."""
     classes = {path.name: sorted(path.glob("*.jpg")) for path in sorted(folder.iterdir()) if path.is_dir()}
     every = [path for paths in zip(*classes.values(), strict=False) for path in paths][:count]
     rng = np.random.default_rng(1)
-    made: dict[str, list[bytes]] = {
-        "as they are": [path.read_bytes() for path in every],
-        "scaled up": [],
-        "mosaics": [],
-    }
     for path in every:
+        if kind == "as they are":
+            yield path.read_bytes()
+            continue
         image = read_image(path)
-        made["scaled up"].append(
-            jpeg(image.resize((grid * image.width, grid * image.height), Image.Resampling.BICUBIC))
-        )
-        chosen = rng.choice(classes[path.parent.name], grid * grid)
         w, h = image.size
+        if kind == "scaled up":
+            yield jpeg(image.resize((grid * w, grid * h), Image.Resampling.BICUBIC))
+            continue
         whole = Image.new("RGB", (grid * w, grid * h))
-        for i, part in enumerate(chosen):
+        for i, part in enumerate(rng.choice(classes[path.parent.name], grid * grid)):
             whole.paste(read_image(part).resize((w, h)), (i % grid * w, i // grid * h))
-        made["mosaics"].append(jpeg(whole))
-    return made
+        yield jpeg(whole)
 
 
 def jpeg(image: Image.Image) -> bytes:
@@ -62,7 +61,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--grid", type=int, default=4)
     parser.add_argument("--speed-only", action="store_true", help="decode and crop, ask nobody")
-    parser.add_argument("--only", default="", help="of the three kinds of photographs only this one")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -71,10 +70,9 @@ def main() -> None:
     backbone = perlclip.load_backbone(args.backbone, device=args.device, dtype=args.dtype)
     names = sorted(path.name for path in args.images.iterdir() if path.is_dir())
     classifier = perlclip.Classifier(perlclip.create_method("perl", backbone), names)
-    preprocess, rows = backbone.preprocess, []
-    for what, files in photographs(args.images, args.count, args.grid).items():
-        if args.only not in ("", what):
-            continue
+    preprocess, rows = backbone.preprocess, Table(args.out)
+    for what in args.kinds:
+        files = list(photographs(args.images, args.count, args.grid, what))
         size = sum(map(len, files)) / len(files) / 1000
         shape = read_image(files[0]).size
         exact: list = []
@@ -82,12 +80,12 @@ def main() -> None:
             began = time.process_time()
             crops = [crop_of(NamedBytes(file, what), preprocess, least * preprocess.size) for file in files]
             rate = len(files) / (time.process_time() - began)
-            rows.append({
+            row = {
                 "photographs": what, "count": len(files), "first": f"{shape[0]}x{shape[1]}", "kB": size, "decode": word,
                 "images_per_second_and_core": rate,
-            })  # fmt: skip
+            }  # fmt: skip
             if args.speed_only:
-                print(rows[-1], flush=True)
+                rows.add(row)
                 continue
             answers, views = [], []
             for i in range(0, len(crops), args.batch_size):
@@ -101,13 +99,8 @@ def main() -> None:
             exact = exact or [answers, v_BE]
             same = 100 * sum(a == b for a, b in zip(answers, exact[0], strict=True)) / len(files)
             cosine = (v_BE * exact[1]).sum(-1)
-            rows[-1] |= {"same_answers_percent": same, "cosine_mean": float(cosine.mean())}
-            rows[-1] |= {"cosine_least": float(cosine.min())}
-            print(
-                {key: round(value, 4) if isinstance(value, float) else value for key, value in rows[-1].items()},
-                flush=True,
-            )
-    write_csv(args.out, rows)
+            row |= {"same_answers_percent": same, "cosine_mean": float(cosine.mean())}
+            rows.add(row | {"cosine_least": float(cosine.min())})
 
 
 if __name__ == "__main__":

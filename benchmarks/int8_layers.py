@@ -5,8 +5,9 @@
 The tower is `transformers`' own in float32, one pass (zero-shot), with Linear layers of some kinds or blocks rounded:
 weights to -127..127 by column; what comes in by `row`, around zero, or with a row's own least number (`between`), or
 all rows of a batch together (`batch`), or 64 numbers of a row (`block`). `smooth` divides every channel that comes in
-by a number and multiplies the weights with it, so that no channel is much larger than others (the root of its largest
-number over 32 other photographs, by its weights). Printed: how far logits move, how many answers stay, and are right.
+by a number and multiplies the weights with it, so that no channel is much larger than others: the root of its largest
+number by its weights'. `shifted` takes the channel's mean off before, which the bias gives back. Both have seen 32
+other photographs, or as many `drawn` pictures. Printed: how far logits move, how many answers stay, and are right.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionModelWithProjection
 
 import perlclip
-from benchmarks.common import RESULTS, write_csv
+from benchmarks.common import RESULTS, Table
 from perlclip.data.images import read_image
 from perlclip.text.classes import Classes
 
@@ -49,18 +50,22 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+Channels = tuple[Tensor, Tensor]  # of each what is taken off, and what it is divided by
+
+
 class Rounded(nn.Module):
     """A Linear in imitated whole numbers."""
 
-    def __init__(self, linear: nn.Linear, rows: str, channels: Tensor | None, *, weights: bool = True) -> None:
+    def __init__(self, linear: nn.Linear, rows: str, channels: Channels | None, *, weights: bool = True) -> None:
         super().__init__()
-        s = torch.ones_like(linear.weight[0]) if channels is None else channels
-        weight = linear.weight * s
-        self.weight, self.bias = rounded(weight, (1,)) if weights else weight, linear.bias
-        self.rows, self.s = ROWS[rows], s
+        self.shift, self.scale = channels or (torch.zeros_like(linear.weight[0]), torch.ones_like(linear.weight[0]))
+        weight = linear.weight * self.scale
+        self.weight = rounded(weight, (1,)) if weights else weight
+        self.bias = linear.bias + linear.weight @ self.shift
+        self.rows = ROWS[rows]
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(self.rows(x / self.s), self.weight, self.bias)
+        return nn.functional.linear(self.rows((x - self.shift) / self.scale), self.weight, self.bias)
 
 
 def linears(model: nn.Module) -> list[tuple[str, int, str]]:
@@ -74,8 +79,8 @@ def linears(model: nn.Module) -> list[tuple[str, int, str]]:
 
 
 def changed(
-    model: nn.Module, chosen: Callable[[int, str], bool], rows: str = "row", channels: dict[str, Tensor] | None = None,
-    **more: bool,
+    model: nn.Module, chosen: Callable[[int, str], bool], rows: str = "row",
+    channels: dict[str, Channels] | None = None, **more: bool,
 ) -> nn.Module:  # fmt: skip
     made = copy.deepcopy(model)
     for name, block, kind in linears(model):
@@ -87,24 +92,40 @@ def changed(
 
 
 @torch.no_grad()
-def largest(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
-    """What every channel that enters a Linear has at most, under the root, by the weights that it meets."""
-    seen: dict[str, Tensor] = {}
+def channels_of(model: nn.Module, batches: list[Tensor], *, shift: bool, power: float = 0.5) -> dict[str, Channels]:
+    """Of every channel that enters a Linear its mean, and its largest number by that of the weights that it meets."""
+    seen: dict[str, list[Tensor]] = {name: [] for name, _, _ in linears(model)}
 
     def note(name: str) -> Callable:
         def hook(_module: nn.Module, given: tuple) -> None:
-            most = given[0].abs().flatten(0, -2).amax(0)
-            seen[name] = torch.maximum(seen[name], most) if name in seen else most
+            x = given[0].flatten(0, -2)
+            seen[name].append(torch.stack([x.mean(0), x.amin(0), x.amax(0)]))
 
         return hook
 
-    hooks = [model.get_submodule(name).register_forward_pre_hook(note(name)) for name, _, _ in linears(model)]
+    hooks = [model.get_submodule(name).register_forward_pre_hook(note(name)) for name in seen]
     for batch in batches:
         model(pixel_values=batch)
     for hook in hooks:
         hook.remove()
-    weights = {name: model.get_submodule(name).weight.abs().amax(0) for name in seen}
-    return {name: (seen[name] / weights[name].clamp(min=1e-5)).clamp(min=1e-6).sqrt() for name in seen}
+    made = {}
+    for name, parts in seen.items():
+        means, lows, highs = torch.stack(parts, 1)
+        mean = means.mean(0) * shift
+        most = torch.maximum(highs.amax(0) - mean, mean - lows.amin(0)).clamp(min=1e-5)
+        weights = model.get_submodule(name).weight.abs().amax(0).clamp(min=1e-5)
+        made[name] = mean, most**power / weights ** (1 - power) if power else torch.ones_like(mean)
+    return made
+
+
+def drawn(count: int, size: int) -> Tensor:
+    """Pictures of nothing: noise of all sizes of grain, normalised as photographs are."""
+    rng = torch.Generator().manual_seed(1)
+    made = torch.zeros(count, 3, size, size)
+    for grain in (1, 2, 4, 8, 16, 32):
+        noise = torch.randn(count, 3, grain, grain, generator=rng)
+        made += nn.functional.interpolate(noise, size=(size, size), mode="bicubic") * grain**-0.5
+    return made.clamp(-2, 2)
 
 
 @torch.no_grad()
@@ -137,7 +158,8 @@ def main() -> None:
         v = torch.cat([made(pixel_values=batch).image_embeds for batch in batches])
         return backbone.logit_scale * nn.functional.normalize(v, dim=-1) @ t_CE.T
 
-    wanted, channels = logits(model), largest(model, views(other))
+    wanted = logits(model)
+    pictures = {"": views(other), ", drawn": [drawn(32, backbone.preprocess.size).to(args.device)]}
     labels = torch.tensor([names.index(path.parent.name) for path in paths[: args.count]], device=args.device)
     everything: Callable[[int, str], bool] = lambda block, kind: True  # noqa: E731
     tries: dict[str, Callable[[], nn.Module]] = {}
@@ -152,22 +174,24 @@ def main() -> None:
         tries[f"between, without blocks {sorted(several)}"] = partial(
             changed, model, lambda block, _, some=several: block not in some, "between"
         )
-    tries["smooth, by row"] = partial(changed, model, everything, "row", channels)
-    tries["smooth, between"] = partial(changed, model, everything, "between", channels)
-    rows_found: list[dict] = []
+    for which, seen in pictures.items():
+        for shift, power in ((False, 0.5), (True, 0.0), (True, 0.5), (True, 0.7), (True, 0.9)):
+            what = f"smooth{', shifted' if shift else ''} {power}{which}, between"
+            tries[what] = lambda seen=seen, shift=shift, power=power: changed(
+                model, everything, "between", channels_of(model, seen, shift=shift, power=power)
+            )
+    table = Table(args.out)
     for name, made in {"float32": lambda: model, **tries}.items():
         if args.only and not any(word in name for word in args.only):
             continue
         found = logits(made())
         same = 100 * float((found.argmax(-1) == wanted.argmax(-1)).float().mean())
         difference = (found - wanted).abs()
-        rows_found.append({
+        table.add({
             "what": name, "photographs": len(found), "same_answers_percent": same,
             "right_percent": 100 * float((found.argmax(-1) == labels).float().mean()),
             "mean_difference_of_logits": f"{difference.mean():.3f}", "largest": f"{difference.max():.2f}",
         })  # fmt: skip
-        print(rows_found[-1], flush=True)
-    write_csv(args.out, rows_found)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import torch
 from PIL import Image
 
 import perlclip
-from benchmarks.common import RESULTS, machine, write_csv
+from benchmarks.common import RESULTS, Table, machine
 from perlclip.backbone.preprocess import Preprocess
 from perlclip.batch.decoders import decoded
 from perlclip.batch.job import predict_all
@@ -102,8 +102,8 @@ def device(classifier: perlclip.Classifier, size: int, seconds: float) -> float:
     return size * len(found) / (time.perf_counter() - began)
 
 
-def whole(job: Job) -> tuple[float, float]:
-    """Images a second of a job, and of what comes behind its first tenth."""
+def whole(job: Job, size: int) -> tuple[float, float]:
+    """Images a second of a job, and of what comes behind its first tenth, or behind three batches if that is more."""
     times: list[tuple[int, float]] = []
 
     def listen(_title: str, done: int, _total: int, _note: str) -> None:
@@ -111,7 +111,7 @@ def whole(job: Job) -> tuple[float, float]:
 
     with heard_by(listen):
         found = predict_all(job)
-    first, began = next(each for each in times if each[0] >= found.images // 10)
+    first, began = next(each for each in times if each[0] >= max(found.images // 10, 3 * size))
     last, ended = times[-1]
     return found.added / found.seconds, (last - first) / (ended - began) if last > first else 0.0
 
@@ -132,17 +132,15 @@ def resident() -> dict[str, float]:
     return {"main_MiB": kib(me, "Rss:") / 1024, "all_MiB": everyone / 1024}
 
 
-def memory(job: Job, count: int) -> list[dict]:
+def memory(job: Job, rows: Table) -> None:
     """What is held after each tenth of a job."""
-    rows: list[dict] = []
     over = threading.Event()
 
     def watch() -> None:
         while not over.is_set():
             done = sum(1 for _ in (Path(job.out) / "predictions").glob("*.parquet"))
             if done > len(rows):
-                rows.append({"images": done * job.shard_size, **resident()})
-                print(rows[-1], flush=True)
+                rows.add({"images": done * job.shard_size, **resident()})
             over.wait(0.1)
 
     watcher = threading.Thread(target=watch)
@@ -151,10 +149,9 @@ def memory(job: Job, count: int) -> list[dict]:
     over.set()
     watcher.join()
     print(f"{found.images:,} images, {found.added / found.seconds:,.1f} a second")
-    return rows
 
 
-def killed(job: Job) -> list[dict]:
+def killed(job: Job) -> dict:
     """A cluster of a head and two nodes: when there is a shard an actor is killed, at the next one a node."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
@@ -180,8 +177,7 @@ def killed(job: Job) -> list[dict]:
     killings = {"actor_killed_after_shards": said[0], "node_killed_after_shards": said[1]} if len(said) == 2 else {}
     row = {"images": found.images, "seconds": found.seconds, "errors": found.errors, **killings}
     row["rows_in_order"] = keys == listed
-    print(row)
-    return [row]
+    return row
 
 
 def kill_actor() -> None:
@@ -204,7 +200,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[os.cpu_count() or 1])
     parser.add_argument("--decode", nargs="+", choices=list(DECODE), default=["exact"])
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--count", type=int, nargs="+", default=[2000], help="for each scale, or one for all")
     parser.add_argument("--files", type=int, default=500)
     parser.add_argument("--scale", type=float, nargs="+", default=[3.0])
     parser.add_argument("--seconds", type=float, default=10.0, help="of the device alone")
@@ -224,39 +220,39 @@ def main() -> None:
         given |= dict(batch_size=size, workers=max(args.workers), out=root / f"out{time.monotonic_ns()}")
         return Job(**given | more)
 
-    rows: list[dict] = []
+    what = "memory-" if args.memory else "ray-" if args.ray else ""
+    rows = Table(args.out or RESULTS / f"millions-{what}{machine(kind)}.csv")
     alone = 0.0 if args.memory or args.ray else device(perlclip.Classifier(method, NAMES), size, args.seconds)
-    for scale in args.scale:
-        paths = make_files(args.images, root / f"files-{scale}", min(args.files, args.memory or args.count), scale)
+    print(f"device alone: {alone:,.1f} images a second", flush=True)
+    for scale, most in zip(args.scale, args.count * (len(args.scale) if len(args.count) == 1 else 1), strict=True):
+        paths = make_files(args.images, root / f"files-{scale}", min(args.files, args.memory or most), scale)
         kilobytes = sum(path.stat().st_size for path in paths) / len(paths) / 1000
         shape = "x".join(map(str, read_image(paths[0]).size))
         print(f"JPEGs, the first of {shape}, {kilobytes:.0f} kB on average; batches of {size} on {kind}", flush=True)
 
-        def listed(count: int, paths: list[Path] = paths) -> Path:
-            made = root / f"list{count}.txt"
+        def listed(count: int, paths: list[Path] = paths, scale: float = scale) -> Path:
+            made = root / f"list-{scale}-{count}.txt"
             made.write_text("".join(f"{paths[i % len(paths)]}\n" for i in range(count)))
             return made
 
         if args.memory:
-            rows += memory(job(listed(args.memory), shard_size=max(1, args.memory // 10), progress=False), args.memory)
+            memory(job(listed(args.memory), shard_size=max(1, args.memory // 10), progress=False), rows)
         elif args.ray:
-            rows += killed(job(listed(args.count), shard_size=max(1, args.count // 10), device="cpu", progress=False))
+            tenth = max(1, most // 10)
+            rows.add(killed(job(listed(most), shard_size=tenth, device="cpu", progress=False)))
         else:
             for word in args.decode:
                 for workers in args.workers:
-                    count = max(4 * size, args.count * workers // max(args.workers))
+                    count = max(6 * size, most * workers // max(args.workers))
                     one = job(listed(count), workers=workers, decode=word)
                     feed = decoding(one, backbone, [paths[i % len(paths)] for i in range(count)], size)
-                    found, steady = whole(one)
+                    found, steady = whole(one, size)
                     row = {"where": machine(kind), "size": shape, "kB": kilobytes, "decode": word, "workers": workers}
                     row |= {"images": count, "decoding": feed, "device": alone, "end_to_end": found, "steady": steady}
                     row["share_percent"] = 100 * steady / min(feed, alone)
                     if kind == "cpu":
                         row["share_of_both_percent"] = 100 * steady * (1 / feed + 1 / alone)
-                    rows.append(row)
-                    print({name: round(v, 1) if isinstance(v, float) else v for name, v in row.items()}, flush=True)
-    what = "memory-" if args.memory else "ray-" if args.ray else ""
-    write_csv(args.out or RESULTS / f"millions-{what}{machine(kind)}.csv", rows)
+                    rows.add(row)
     shutil.rmtree(root)
 
 

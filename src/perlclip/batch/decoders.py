@@ -175,7 +175,8 @@ class _Pool(Generic[Tag]):
     ) -> None:  # fmt: skip
         shape = (SLOTS, batch_size, 3, crops.size, crops.size)
         self.crops_SB3HW = _shared(shape)
-        self.done_SB = _shared(shape[:2])  # what the processes have finished
+        self.shared = self.crops_SB3HW, _shared(shape[:2])
+        self.done_SB = self.shared[1].numpy()  # what the processes have finished
         self.batch_size, self.how = batch_size, (crops, least)
         self.workers = [self._start() for _ in range(workers)]
         self.pinned = pinned and _pin(self.crops_SB3HW)
@@ -216,7 +217,7 @@ class _Pool(Generic[Tag]):
             _unpin(self.crops_SB3HW)
 
     def _start(self) -> _Worker[Tag]:
-        return _Worker((self.crops_SB3HW, self.done_SB), *self.how)
+        return _Worker(self.shared, *self.how)
 
     def _run(self) -> None:
         """The thread: as long as there is something to decode, keep all processes busy."""

@@ -330,8 +330,9 @@ def source_of(path: str, base: str) -> ImageSource:
     """The image that a path in a list names, which is relative to a folder or to an address."""
     if is_address(path):
         return Remote(path)
-    local = Path(base) / path
-    return Remote(f"{base}/{path}") if is_address(base) and local != Path(path) else local
+    if is_address(base) and not Path(path).is_absolute():
+        return Remote(f"{base}/{path}")
+    return Path(base, path)
 
 
 # ---- archives ----
