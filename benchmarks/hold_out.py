@@ -33,7 +33,7 @@ from perlclip.data.toybox import load_toybox
 from perlclip.methods.perl import Perl
 from perlclip.methods.registry import find_recipe
 
-MOST = 500  # images of a part to measure on
+MOST = 400  # images of a part to measure on
 
 
 def some(images: ImageSet, most: int = MOST) -> ImageSet:
@@ -81,11 +81,12 @@ def train(backbone: Backbone, data: Any, seed: int, shots: int, settings: dict[s
     parts = split(data, shots, seed)
     images = {"shots": parts["train"], "base": some(parts["base"]), "novel": some(parts["novel"])}
     recipe, wanted = find_recipe("perl", "strong", backbone.name)
-    trainings = {"full": (list(range(len(parts["train"]))), list(range(len(parts["train"].class_names))), 1.0)}
+    every = list(range(len(parts["train"].class_names)))
+    trainings = {"full": (list(range(len(parts["train"]))), every, 1.0)}
     for name, (places, classes) in left_out(parts["train"], seed).items():
-        trainings |= {name: (places, classes, 0.5)} | (
-            {f"{name}, long": (places, classes, 1.0)} if classes != trainings["full"][1] else {}
-        )
+        trainings[name] = places, classes, 0.5
+        if classes != every:
+            trainings[f"{name}, long"] = places, classes, 1.0
     out: dict[str, Tensor] = {"scale": torch.tensor(backbone.logit_scale)}
     for part, found in images.items():
         shift = len(parts["base"].class_names) if part == "novel" else 0
