@@ -68,8 +68,8 @@ def collect(stores: Sequence[Path], out: Path, *, few_shot: bool) -> None:
 
 
 def row_of(run: dict[str, object]) -> str:
-    """`mma original`, `perl strong + head`, `ridge`."""
-    recipe = f" {run['recipe']}" if run["method"] not in ("ridge", "zero-shot") else ""
+    """`mma original`, `perl strong + head`, `ridge`; the authors' recipe for few shots is `original`, too."""
+    recipe = f" {run['recipe']}".removesuffix("-few-shot") if run["method"] not in ("ridge", "zero-shot") else ""
     return f"{run['method']}{recipe}" + " + head" * bool(run.get("head"))
 
 
@@ -144,17 +144,13 @@ def means(path: Path) -> list[list[str]]:
 
 
 def by_set(path: Path) -> list[list[str]]:
-    """Base / novel of every row and set, seeds 1 to 3, under a head of their names; a dash where it was not run.
-
-    Last, the harmonic mean of base and novel images among all classes, of the means over sets.
-    """
+    """Base / novel of every row and set, then the same among all classes; a dash where it was not run; seeds 1 to 3."""
     table = Table(path)
-    made = [["", *table.sets, "HM among all"]]
+    made = [["", *table.sets, *(f"{name}, among all" for name in table.sets)]]
     for row in sorted(table.accuracy):
         base, novel, *among = (table.by_set(row, test, ("1", "2", "3")) for test in TESTS)
-        cells = [f"{base[name]:.1f} / {novel[name]:.1f}" if name in base else "–" for name in table.sets]
-        whole = all(len(found) == len(table.sets) for found in among)
-        made.append([row, *cells, f"{harmonic(*(fmean(f.values()) for f in among)):.1f}" if whole else "–"])
+        pairs = [(part, name) for part in ((base, novel), among) for name in table.sets]
+        made.append([row, *(f"{a[name]:.1f} / {b[name]:.1f}" if name in a else "–" for (a, b), name in pairs)])
     return made
 
 

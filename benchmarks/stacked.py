@@ -52,6 +52,8 @@ class Setting:
     crop: float = 0.0  # smallest share of a picture's area in a view; 0: the backbone's own
     rank: int = 1
     affine: bool = True  # scale and shift of the projector's LayerNorm are trained
+    vision_depth: int = 7  # J of each tower; members of one stack have the same
+    text_depth: int = 7
 
     @property
     def recipe(self) -> Recipe:
@@ -107,9 +109,11 @@ class Stack:
 
     def __init__(self, backbone: Backbone, members: Sequence[Member], shots: dict[int, ImageSet], words: Sequence[str]):
         self.backbone, self.members, self.shots = backbone, members, shots
-        self.perl = perlclip.create_method("perl", backbone)
+        (depths,) = {(member.setting.vision_depth, member.setting.text_depth) for member in members}
+        self.depth = dict(zip(SIDES, depths, strict=True))
+        self.perl = perlclip.create_method("perl", backbone, vision_depth=depths[0], text_depth=depths[1])
         assert isinstance(self.perl, Perl)
-        self.steps, self.depth = self.perl.config.steps, self.perl.config.depths("vision")[0]
+        self.steps = self.perl.config.steps
         self.projectors = {side: StackedProjector(members, backbone, side) for side in SIDES}
         self.named = {(side, n): p for side in SIDES for n, p in self.projectors[side].parameters.items()}
         self.masks = {(side, n): p for side in SIDES for n, p in self.projectors[side].masks.items()}
@@ -145,7 +149,7 @@ class Stack:
 
     def _states(self, side: str, refinement: Refinement, h0_mD: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """h0, …, hK, and the thoughts."""
-        thinking = Thinking(refinement, partial(self._think, side), (self.depth,), h0_mD)
+        thinking = Thinking(refinement, partial(self._think, side), (self.depth[side],), h0_mD)
         h = [h0_mD]
         for _ in range(self.steps):
             thinking = thinking.step()
@@ -168,9 +172,9 @@ class Stack:
         """Unit embeddings of every step of chosen images, one after the other for each member: (K+1, M, B, E)."""
         vision = self.backbone.vision
         with torch.no_grad():
-            x_BND = images.rows(self.depth)
+            x_BND = images.rows(self.depth["vision"])
             rows_B = torch.zeros(len(x_BND), dtype=torch.long, device=x_BND.device)
-            refinement = Refinement(vision, x_BND, rows_B, self.depth)
+            refinement = Refinement(vision, x_BND, rows_B, self.depth["vision"])
             h0_BD = images.pooled(refinement.pool)
         h, thoughts = self._states("vision", refinement.of(place_m), h0_BD[place_m])
         return torch.stack([vision.project(h_mD).unflatten(0, (len(self.members), -1)) for h_mD in h]), thoughts

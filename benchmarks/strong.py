@@ -6,7 +6,8 @@
     python -m benchmarks.strong show FILE                          means over the sets
     python -m benchmarks.strong check                              a stack of PERLs against `perlclip.fit`
 
-Rounds: `factors` changes one thing at a time, `together` what survived. 16 shots of the base classes are trained on;
+Rounds: `factors` changes one thing at a time, `together` what survived, `depth` moves the thoughts of `strong` in one
+tower or both. 16 shots of the base classes are trained on;
 accuracy is measured on the base images of the training and validation splits that were not drawn, and on all of their
 novel ones; test images only with `--test`. Many PERLs are trained as one batch (stacked.py): a GPU needs minutes, a CPU
 days.
@@ -76,6 +77,16 @@ ROUNDS: dict[str, dict[str, Setting]] = {
         "rank 2, 1.5e-3": replace(RANK_2, lr=1.5e-3),
         "rank 2, 1.5e-3, anchor 2": replace(RANK_2, lr=1.5e-3, anchor=2.0),
     },
+    "depth": {
+        "strong": TEN,
+        "vision 10": replace(TEN, vision_depth=10),
+        "vision 10, anchor 4": replace(TEN, vision_depth=10, anchor=4.0),
+        "both 10": replace(TEN, vision_depth=10, text_depth=10),
+        "both 10, anchor 4": replace(TEN, vision_depth=10, text_depth=10, anchor=4.0),
+        "vision 9": replace(TEN, vision_depth=9),
+        "both 9": replace(TEN, vision_depth=9, text_depth=9),
+        "text 10": replace(TEN, text_depth=10),
+    },
 }
 COLUMNS = ("set", "shots", "setting", "seed", "part", "readout", "accuracy", "images")
 
@@ -142,6 +153,11 @@ def measure(stack: Stack, images: dict[str, ImageSet], workers: int) -> Iterator
                 yield i, where, name, accuracy, correct_MN.shape[1]
 
 
+def together(setting: Setting) -> tuple[int, ...]:
+    """What members of one stack have in common."""
+    return setting.epochs, setting.vision_depth, setting.text_depth
+
+
 def study(options: argparse.Namespace) -> None:
     """Train and measure a round on every set: one file of rows, and the parameters of every member."""
     backbone = perlclip.load_backbone(str(options.real / "clip") if options.real else "tiny", dtype=options.dtype)
@@ -155,8 +171,8 @@ def study(options: argparse.Namespace) -> None:
         shots, began = options.shots, time.monotonic()
         parts = {seed: split(data, shots, seed) for seed in options.seeds}
         rows: list[list[object]] = []
-        for epochs in sorted({setting.epochs for setting in settings.values()}):
-            mine = [(key, seed) for key in settings if settings[key].epochs == epochs for seed in options.seeds]
+        for kind in dict.fromkeys(together(setting) for setting in settings.values()):
+            mine = [(key, seed) for key in settings if together(settings[key]) == kind for seed in options.seeds]
             members = [Member(settings[key], seed) for key, seed in mine]
             train = {seed: parts[seed]["train"] for seed in options.seeds}
             stack = Stack(backbone, members, train, words_for(backbone, data.class_names))
@@ -171,8 +187,8 @@ def study(options: argparse.Namespace) -> None:
             for i, (key, seed) in enumerate(mine):
                 file_name = f"{name}-{shots}-{key}-{seed}.safetensors".replace(" ", "_").replace(",", "")
                 save_file({n: t.contiguous() for n, t in state_of(stack, i).items()}, options.out / file_name)
-        with (options.out / f"{name}-{shots}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *rows])
+            with (options.out / f"{name}-{shots}.csv").open("w", newline="") as file:
+                csv.writer(file).writerows([COLUMNS, *rows])
         print(f"{name}: {len(settings) * len(options.seeds)} members, {time.monotonic() - began:.0f} s", flush=True)
 
 
