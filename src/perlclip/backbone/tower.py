@@ -140,7 +140,7 @@ class Block(nn.Module):
         # N is any number, so it must not be what lies side by side in memory: cards have no fast product for that.
         u_BRHD = F.pad(u_BRHD, (0, 0, 0, -H % 8)) if H % 8 else u_BRHD
         u_BDS = u_BRHD.flatten(1, 2).transpose(1, 2)
-        s_BNRH = (y_BND @ u_BDS).unflatten(2, (R, -1))
+        s_BNRH = (y_BND @ u_BDS).view(B, N, R, -1)
         if causal:
             hidden_BNR = torch.arange(N, device=x_BND.device)[:, None] > rows_BR[:, None]
             s_BNRH = s_BNRH.masked_fill(hidden_BNR[..., None], float("-inf"))
@@ -152,7 +152,7 @@ class Block(nn.Module):
             k = c_BkD.shape[1]
             p_BMS = torch.cat([c_BkD @ u_BDS, s_BNS], 1).softmax(1)
             m_BSD = p_BMS[:, :k].transpose(1, 2) @ c_BkD + p_BMS[:, k:].transpose(1, 2) @ y_BND
-        m_BRHD = m_BSD.unflatten(1, (R, -1))[:, :, :H]
+        m_BRHD = m_BSD.view(B, R, -1, D)[:, :, :H]
         a_BRHd = torch.einsum("brhe,hde->brhd", m_BRHD, wv_HdD)
         return self._finish(x_BND.gather(1, at_BRD), a_BRHd.reshape(B, R, D) + bv_D).x_BND
 
