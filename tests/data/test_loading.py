@@ -1,9 +1,14 @@
 """Batches: processes that load them, memory that is pinned for them."""
 
+import threading
+
+import pytest
+import torch
 from PIL import Image
 from torch.utils.data import dataloader
 
 import perlclip
+from perlclip import PerlclipError
 from perlclip.data import loading, readable
 from perlclip.methods import Recipe
 
@@ -51,3 +56,22 @@ def test_bytes_are_images(backbone, tree):
     classifier = perlclip.Classifier(perlclip.create_method("zero-shot", backbone), images.class_names)
     assert classifier.predict(pixels.images[0]) == classifier.predict(images.images[0])
     assert classifier.predict(files.images[0]) == classifier.predict(images.images[0])
+
+
+def test_views_made_ahead_by_threads_are_the_same(backbone, tree):
+    """What a card's batches come from: same order and same views, and an image that cannot be read stops it."""
+    images = perlclip.load_images(tree).select(range(6))
+    order = [(0, [3, 1]), (0, [5]), (1, [1, 0, 2]), (1, [4]), (2, [3])]
+    made = loading._Loaded(images, backbone.preprocess, (0.5, 1.0), seed=3)
+    wanted = list(loading.random_views(images, backbone.preprocess, (0.5, 1.0), order, backbone.device, seed=3))
+    found = list(loading._ahead(made, order))
+    assert len(found) == len(order)
+    for (pixels, labels, lost), (same, names) in zip(found, wanted, strict=True):
+        assert torch.equal(pixels, same) and torch.equal(labels, names) and lost == []
+    sources = [*images.images[:5], b"no image"]
+    broken = perlclip.ImageSet(images=sources, labels=images.labels, class_names=images.class_names)
+    coming = loading._ahead(loading._Loaded(broken, backbone.preprocess), order)
+    assert len(next(coming)[0]) == 2
+    with pytest.raises(PerlclipError, match="is not an image"):
+        next(coming)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("views")]

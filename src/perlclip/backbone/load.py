@@ -170,18 +170,19 @@ def _of_transformers(source: str) -> Parts:
     # By its own module: under the package's name some versions have it only with torchvision, which is not needed.
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-    config = AutoConfig.from_pretrained(source)
+    here = _only_here(source)
+    config = AutoConfig.from_pretrained(source, **here)
     family = FAMILIES.get(config.model_type)
     if family is None:
         known = ", ".join(repr(name) for name in FAMILIES)
         raise PerlclipError(f"it is a {config.model_type!r} model; perlclip knows {known} and OpenCLIP's checkpoints")
     # float32 whatever the file holds, so that the fingerprint does not depend on the dtype asked for.
     model, info = getattr(transformers, family.model).from_pretrained(
-        source, config=config, dtype=torch.float32, output_loading_info=True
+        source, config=config, dtype=torch.float32, output_loading_info=True, **here
     )
     _require_weights(info["missing_keys"])
     # Pillow's resizing, whether or not torchvision is there: the same pixels everywhere.
-    processor = AutoImageProcessor.from_pretrained(source, backend="pil")
+    processor = AutoImageProcessor.from_pretrained(source, backend="pil", **here)
     state = {key: value.detach() for key, value in model.state_dict().items()}
     return Parts(family=family, state=state, config=config, tokenizer=_tokenizer(source), processor=processor)
 
@@ -230,11 +231,16 @@ def _tokenizer(source: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, **_only_here(source))
     except ImportError as error:
         raise PerlclipError(
             f"its tokenizer needs a library that is not here; pip install 'perlclip[siglip]' ({first_line(error)})"
         ) from error
+
+
+def _only_here(source: str) -> dict[str, bool]:
+    """A folder is all there is: where no hub can be reached, some versions would wait for it."""
+    return {"local_files_only": True} if Path(source).is_dir() else {}
 
 
 def _find(source: str, name: str) -> Path | None:

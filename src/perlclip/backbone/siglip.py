@@ -35,7 +35,6 @@ from perlclip.backbone.tower import (
     make_blocks,
     make_linear,
     make_norm,
-    softmax_in_full,
 )
 from perlclip.errors import PerlclipError
 
@@ -62,7 +61,7 @@ class Probe(nn.Module):
         """Normed rows to the pooled state, (B, D)."""
         H, D = self.query_HD.shape
         s_BPH = y_BPD @ self.query_HD.to(y_BPD.dtype).T
-        m_BHD = softmax_in_full(s_BPH, y_BPD.dtype).transpose(1, 2) @ y_BPD
+        m_BHD = s_BPH.softmax(1).transpose(1, 2) @ y_BPD
         a_BHd = torch.einsum("bhe,hde->bhd", m_BHD, self.value.weight.view(H, -1, D))
         x_BD = self.out(a_BHd.flatten(1) + self.value.bias).to(self.norm.weight.dtype)
         h_BD: Tensor = x_BD + self.fc2(self.act(self.fc1(self.norm(x_BD))))

@@ -136,23 +136,24 @@ class Block(nn.Module):
         wq_DD, wk_HdD, wv_HdD = self._split_weight()
         bq_D, _, bv_D = self.qkv.bias.chunk(3)
         q_BRHd = F.linear(y_BND.gather(1, at_BRD), wq_DD, bq_D).view(B, R, H, -1) * (D // H) ** -0.5
-        u_BSD = torch.einsum("brhd,hde->brhe", q_BRHd, wk_HdD).reshape(B, R * H, D)
+        u_BRHD = torch.einsum("brhd,hde->brhe", q_BRHd, wk_HdD)
         # N is any number, so it must not be what lies side by side in memory: cards have no fast product for that.
-        u_BSD = F.pad(u_BSD, (0, 0, 0, -(R * H) % 8))
-        s_BNS = y_BND @ u_BSD.transpose(1, 2)
+        u_BRHD = F.pad(u_BRHD, (0, 0, 0, -H % 8)) if H % 8 else u_BRHD
+        u_BDS = u_BRHD.flatten(1, 2).transpose(1, 2)
+        s_BNRH = (y_BND @ u_BDS).view(B, N, R, -1)
         if causal:
             hidden_BNR = torch.arange(N, device=x_BND.device)[:, None] > rows_BR[:, None]
-            hidden_BNS = F.pad(hidden_BNR.repeat_interleave(H, 2), (0, s_BNS.shape[2] - R * H))
-            s_BNS = s_BNS.masked_fill(hidden_BNS, float("-inf"))
+            s_BNRH = s_BNRH.masked_fill(hidden_BNR[..., None], float("-inf"))
+        s_BNS = s_BNRH.flatten(2)
         if context_AkD is None:
-            m_BSD = softmax_in_full(s_BNS, y_BND.dtype).transpose(1, 2) @ y_BND
+            m_BSD = s_BNS.softmax(1).transpose(1, 2) @ y_BND
         else:
             c_BkD = _serve(self.norm1(context_AkD.to(x_BND.dtype)), B, dim=0)
             k = c_BkD.shape[1]
-            p_BMS = softmax_in_full(torch.cat([c_BkD @ u_BSD.transpose(1, 2), s_BNS], 1), y_BND.dtype)
+            p_BMS = torch.cat([c_BkD @ u_BDS, s_BNS], 1).softmax(1)
             m_BSD = p_BMS[:, :k].transpose(1, 2) @ c_BkD + p_BMS[:, k:].transpose(1, 2) @ y_BND
-        m_BSD = m_BSD[:, : R * H]
-        a_BRHd = torch.einsum("brhe,hde->brhd", m_BSD.view(B, R, H, D), wv_HdD)
+        m_BRHD = m_BSD.view(B, R, -1, D)[:, :, :H]
+        a_BRHd = torch.einsum("brhe,hde->brhd", m_BRHD, wv_HdD)
         return self._finish(x_BND.gather(1, at_BRD), a_BRHd.reshape(B, R, D) + bv_D).x_BND
 
     def _largest_values(self) -> Tensor:
@@ -470,11 +471,6 @@ def _causal_mask(rows: int, columns: int, device: torch.device, dtype: torch.dty
     with torch.inference_mode(False):  # it may first be needed there, and later where gradients are
         wide = torch.full((rows, -(-columns // 16) * 16), float("-inf"), device=device, dtype=dtype)
         return wide.triu(columns - rows + 1)[:, :columns]
-
-
-def softmax_in_full(scores: Tensor, dtype: torch.dtype) -> Tensor:
-    """Over the rows, computed in float32 whatever the scores are in."""
-    return scores.softmax(-2, dtype=torch.float32).to(dtype)
 
 
 def make_linear(state: State, *prefixes: str) -> nn.Linear:

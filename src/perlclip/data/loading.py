@@ -3,7 +3,9 @@
 import random
 import signal
 import warnings
-from collections.abc import Generator, Iterable, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
@@ -27,9 +29,11 @@ class Views(Protocol):
 
 
 LAST_SECONDS = 3.0
+AHEAD, THREADS = 2, 8  # batches, and threads that make them
 Batches = Generator[tuple[Tensor, Tensor], None, None]  # pixels and labels
 Order = Sequence[tuple[int, Sequence[int]]]  # of each batch, its epoch and its images
 Lost = dict[int, Unreadable]  # by their positions
+Loaded = tuple[Tensor, Tensor, list[tuple[int, Unreadable]]]  # pixels, labels, and what could not be read
 
 
 class _Loaded(Dataset[tuple[Tensor | Unreadable, int]]):
@@ -93,6 +97,9 @@ def epoch_order(size: int, batch_size: int, drop_last: bool, *, seed: int, epoch
 
 
 def _load(loaded: _Loaded, order: Order, device: torch.device, workers: int, lost: Lost) -> Batches:
+    if not workers and device.type == "cuda":
+        yield from _on_device((_kept(batch, lost) for batch in _ahead(loaded, order, pin=True)), device)
+        return
     loader: DataLoader[Any] = DataLoader(
         loaded,
         collate_fn=_together,
@@ -110,7 +117,27 @@ def _load(loaded: _Loaded, order: Order, device: torch.device, workers: int, los
         raise PerlclipError(sentence) from error
 
 
-def _together(items: Sequence[tuple[Tensor | Unreadable, int]]) -> tuple[Tensor, Tensor, list[tuple[int, Unreadable]]]:
+def _ahead(loaded: _Loaded, order: Order, *, pin: bool = False) -> Iterator[Loaded]:
+    """The next batches are made by threads while a card works on this one: it leaves the processor free for that."""
+    threads = ThreadPoolExecutor(min(THREADS, torch.get_num_threads()), thread_name_prefix="views")
+    coming: deque[list[Future[tuple[Tensor | Unreadable, int]]]] = deque()
+
+    def next_batch() -> Loaded:
+        pixels, labels, lost = _together([view.result() for view in coming.popleft()])
+        return (pixels.pin_memory(), labels.pin_memory(), lost) if pin else (pixels, labels, lost)
+
+    try:
+        for epoch, batch in order:
+            coming.append([threads.submit(loaded.__getitem__, (epoch, index)) for index in batch])
+            if len(coming) > AHEAD:
+                yield next_batch()
+        while coming:
+            yield next_batch()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _together(items: Sequence[tuple[Tensor | Unreadable, int]]) -> Loaded:
     """Pixels and labels of the images that could be read, and the others by position."""
     views = [(view, label) for view, label in items if isinstance(view, Tensor)]
     pixels = torch.stack([view for view, _ in views]) if views else torch.empty(0)
@@ -118,7 +145,7 @@ def _together(items: Sequence[tuple[Tensor | Unreadable, int]]) -> tuple[Tensor,
     return pixels, torch.tensor([label for _, label in views], dtype=torch.int64), lost
 
 
-def _kept(batch: tuple[Tensor, Tensor, list[tuple[int, Unreadable]]], lost: Lost) -> tuple[Tensor, Tensor]:
+def _kept(batch: Loaded, lost: Lost) -> tuple[Tensor, Tensor]:
     pixels, labels, unreadable = batch
     lost.update(unreadable)
     return pixels, labels
