@@ -159,7 +159,7 @@ def picture(seed: int, pixels: int) -> bytes:
 
 
 class Client:
-    """One connection, kept."""
+    """One connection, kept; the service closes one that was idle for seconds, so that it is opened again."""
 
     def __init__(self, address: str) -> None:
         place = urlsplit(address)
@@ -167,14 +167,15 @@ class Client:
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        try:
-            self.connection.request(method, path, body, named)
-            response = self.connection.getresponse()
-            content = response.read()
-        except (OSError, http.client.HTTPException):
-            self.connection.close()
-            return 0, {}
-        return response.status, json.loads(content) if content.startswith(b"{") else {}
+        for _ in range(1 if self.connection.sock is None else 2):
+            try:
+                self.connection.request(method, path, body, named)
+                response = self.connection.getresponse()
+                content = response.read()
+                return response.status, json.loads(content) if content.startswith(b"{") else {}
+            except (OSError, http.client.HTTPException):
+                self.connection.close()
+        return 0, {}
 
     def answers(self, files: list[bytes], adapters: list[str]) -> dict[str, dict]:
         """Of the first image, by adapter."""
@@ -463,7 +464,7 @@ def hostile(world: World) -> None:
         return str(status) if good == 200 else f"{status}, then {good}"
 
     def crashed(_: Counter) -> int:
-        return int(client.ask("GET", "/readyz")[0] != 200 or not Path(f"/proc/{pid}").exists())
+        return int(Client(address).ask("GET", "/readyz")[0] != 200 or not Path(f"/proc/{pid}").exists())
 
     in_parts(world, options.attackers, work, options.hostile, "hostile bodies, crashes", "", crashed)
     world.note("slowest good answer after one", 1e3 * slowest[0], "ms", attackers=options.attackers)

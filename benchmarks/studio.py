@@ -7,8 +7,8 @@
 
 The annotator has a folder of training and test images. It puts the test images aside, gives true labels to the others,
 and reads from the table that the page reads what the test images are taken for. It labels what the studio suggests
-(`suggested`), any image (`random`), or suggestions and, after every four of them, a grid of the surest images of one
-guess, of which it takes out what is wrong (`grid`). A stroke is a key pressed: a label, an image taken out, a grid.
+(`suggested`), any image (`random`), or suggestions and, after every four of them, a grid of images of one guess, of
+which it gives what is wrong its own class and confirms the others (`grid`). A stroke is a key pressed: a label, a grid.
 """
 
 import argparse
@@ -102,19 +102,18 @@ def annotate(one: Annotator, how: str, seed: int) -> Iterator[tuple[int, int, fl
             since, (label, guess, sure) = 0, one.table()
             free = np.array([i for i in sorted(left) if label[i] == -1])
             most = np.bincount(guess[free]).argmax() if rng.random() < 0.5 else rng.choice(guess[free].tolist())
-            shown = free[guess[free] == most]
-            shown = shown[np.argsort(-sure[shown].astype(int), kind="stable")][:GRID]
-            shown = shown[sure[shown] >= SURE]
+            shown = free[(guess[free] == most) & (sure[free] >= SURE)]
+            shown = shown[np.argsort(shown.astype("u4") * np.uint32(0x9E3779B1), kind="stable")][:GRID]  # as the page
             right = [int(i) for i in shown if one.truth[i] == most]
-            one.strokes += len(shown) and 1 + len(shown) - len(right)
-            places, value = right, int(most)
+            strokes = [([int(i)], int(one.truth[i])) for i in shown if one.truth[i] != most]
+            strokes += [(right, int(most))] if right else []
         else:
             queue = one.settled()["queue"] if how != "random" else []
             place = queue[0][0] if queue else rng.choice(sorted(left))
-            places, value, since = [place], int(one.truth[place]), since + 1
-            one.strokes += 1
-        if places:
+            strokes, since = [([place], int(one.truth[place]))], since + 1
+        for places, value in strokes:
             one.label(places, value)
+            one.strokes += 1
             left -= set(places)
             given += len(places)
 
@@ -140,7 +139,9 @@ def annotator(options: argparse.Namespace) -> None:
     backbone = perlclip.load_backbone(name, device=options.device, dtype=options.dtype)
     folder = options.work / options.set
     truth = fill(folder, data, *options.per_class)
-    rows, curves = [], {}
+    path, curves = options.out / f"studio-annotator-{options.set}.csv", {}
+    before = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
+    rows = [row for row in before if row["how"] not in options.how]  # of ways that are not run now
     for how in options.how:
         for seed in range(options.seeds):
             with Project(folder) as project:  # labels anew, what was seen stays
@@ -162,7 +163,7 @@ def annotator(options: argparse.Namespace) -> None:
                 if not features.exists():
                     shutil.copytree(worker.features.folder, features)
             curves.setdefault(how, []).append(run)
-            write(options.out / f"studio-annotator-{options.set}.csv", rows)
+            write(path, rows)
         shortest = min(map(len, curves[how]))  # a grid may give so many labels at once that a size is left out
         labels, strokes, accuracy = np.array([run[:shortest] for run in curves[how]]).mean(0).round(1).T
         print(f"{options.set} {how:10s} labels {labels} strokes {strokes} → {accuracy}", flush=True)

@@ -80,6 +80,10 @@ def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, 
         page.press("Escape")
         page.press("g", "2")
         page.wait("document.querySelectorAll('.tile').length > 0")
+        active = int(page.run("document.querySelector('.tile.active').dataset.place"))
+        page.press("2")  # of the grid's images this one is something else
+        until(lambda: worker.project.labels().given().get(active) == 1)
+        assert page.run(f"document.querySelector('#tile-{active}') === null")
         many = page.run("document.querySelectorAll('.tile[aria-selected=true]').length")
         if not many:
             page.press(" ", "ArrowRight", " ")

@@ -100,7 +100,7 @@ store.addEventListener("change", () => {
 });
 
 const HELP = [
-  ["1 … 9", "give the class with that number"],
+  ["1 … 9", "give the class with that number; in a grid of guesses to the image under the cursor"],
   ["Enter", "confirm the guess; in the grid, of all that are selected"],
   ["x", "skip"],
   ["z", "take the last stroke back"],

@@ -1,11 +1,13 @@
-// Many images at once: those of one guess, surest first, confirmed in one stroke. Only what is to be seen is in the page.
+// Many images at once: those of one guess are confirmed in one stroke, and what is wrong among them gets its class by a
+// key. Only what is to be seen is in the page.
 import {dot, h, number, percent, plural, toast} from "./dom.js";
-import {NONE, SKIPPED, className, imageName, label, store, thumbnail, undo} from "./store.js";
+import {NONE, SKIPPED, className, guessOf, imageName, label, store, thumbnail, undo} from "./store.js";
 import {openLook} from "./look.js";
 
 const GAP = 8,
   SURE = 128,
-  FIRST = 24;
+  FIRST = 24,
+  KEYS = 9;
 let filter = "",
   list = [],
   selected = new Set(),
@@ -19,6 +21,8 @@ let root,
   bar,
   pick,
   seen = "",
+  top = [],
+  asked = -1,
   drawn = 0,
   filling = 0,
   at = 0;
@@ -32,13 +36,16 @@ const TESTS = {
   skipped: place => store.label[place] === SKIPPED,
   all: () => true,
 };
+// Images that it is sure of come in no order: the surest of all are much alike, and teach little.
+const sure = place => store.sure[place] >= SURE,
+  mixed = place => Math.imul(place, 0x9e3779b1) >>> 0;
+const before = (a, b) => sure(b) - sure(a) || (sure(a) ? mixed(a) - mixed(b) : store.sure[b] - store.sure[a]);
 function rebuild() {
   const test = TESTS[kind()];
   list = [];
   for (let place = 0; place < store.names.length; place++) if (test(place)) list.push(place);
-  if (kind() === "guess") list.sort((a, b) => store.sure[b] - store.sure[a]);
-  const sure = kind() === "guess" ? list.slice(0, FIRST).filter(place => store.sure[place] >= SURE) : [];
-  selected = new Set(sure);
+  if (kind() === "guess") list.sort(before);
+  selected = new Set(kind() === "guess" ? list.slice(0, FIRST).filter(sure) : []);
   active = Math.min(active, Math.max(0, list.length - 1));
 }
 function counts() {
@@ -131,11 +138,11 @@ export function update() {
   options();
   // Images stay where they are under the eye: those that got a label elsewhere go, new ones come last.
   const test = TESTS[kind()],
-    before = list.length;
+    count = list.length;
   list = list.filter(place => test(place) || (kind() === "guess" && store.label[place] === NONE));
   const there = new Set(list);
   selected = new Set([...selected].filter(place => there.has(place)));
-  if (!list.length || before === 0) rebuild();
+  if (!list.length || count === 0) rebuild();
   else
     for (let place = 0; place < store.names.length; place++) if (!there.has(place) && test(place)) list.push(place);
   draw();
@@ -211,6 +218,7 @@ function draw() {
   box.setAttribute("aria-activedescendant", list.length ? `tile-${list[active]}` : "");
   box.classList.toggle("picking", kind() === "guess" || selected.size > 0);
   space.classList.toggle("nothing", !list.length);
+  ask();
   const can = kind() === "guess" && selected.size;
   bar.replaceChildren(
     h(
@@ -237,7 +245,9 @@ function draw() {
     h(
       "span",
       {class: "soft wide"},
-      "Space or click takes an image in or out; a number gives those selected another class.",
+      kind() === "guess"
+        ? ["This one is ", choices().map((id, i) => [h("kbd", {}, i + 1), ` ${className(id)} `])]
+        : "Space or click takes an image in or out; a number gives those selected a class.",
     ),
   );
 }
@@ -257,6 +267,32 @@ function selectAll() {
   const first = Math.floor(box.scrollTop / (side + GAP)) * columns,
     count = columns * Math.ceil(box.clientHeight / (side + GAP));
   selected = selected.size ? new Set() : new Set(list.slice(first, first + count));
+  draw();
+}
+// What the keys give the image under the cursor: all classes, or of many the most probable.
+const choices = () => (store.classes.size > KEYS ? top : [...store.classes.keys()]);
+function ask() {
+  const place = list[active];
+  if (kind() !== "guess" || store.classes.size <= KEYS || place === undefined || place === asked) return;
+  asked = place;
+  top = [];
+  guessOf(place).then(
+    found => {
+      if (asked === place) {
+        top = found.top.map(([id]) => id);
+        draw();
+      }
+    },
+    () => {},
+  );
+}
+function correct(value) {
+  const place = list[active];
+  if (place === undefined || value === undefined) return;
+  label([place], value);
+  selected.delete(place);
+  list.splice(active, 1);
+  active = Math.min(active, Math.max(0, list.length - 1));
   draw();
 }
 function give(value) {
@@ -345,8 +381,8 @@ export function key(e) {
     return true;
   }
   if (/^[1-9]$/.test(e.key)) {
-    const id = [...store.classes.keys()][e.key - 1];
-    if (id !== undefined) give(id);
+    if (kind() === "guess") correct(choices()[e.key - 1]);
+    else if ([...store.classes.keys()][e.key - 1] !== undefined) give([...store.classes.keys()][e.key - 1]);
     return true;
   }
   if (e.key === "f" || e.key === "/") {
