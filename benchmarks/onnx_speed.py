@@ -6,9 +6,9 @@ Three random PERL adapters (K = 4), or those of `--adapters`, go through one fil
 a second at batch 1 and 8 of torch in float32 and bfloat16, of ONNX in float32 and int8, each in turn; the largest
 difference of logits; and on `--count` photographs the share of answers of each that are torch's in float32. `onnx int8,
 tool` is what onnxruntime's own `quantize_dynamic` makes of the file. `--reference cuda` has torch's answers to the
-photographs from a GPU; differences of logits are still taken on the CPU, of the first 40, which are all that the file in
-float32 is asked. Rows are written as they come; `--keep FOLDER` also keeps all logits there, so that a run that was ended
-goes on. `--only bfloat16 products` leaves out the rest.
+photographs from a GPU; differences of logits are still taken on the CPU, of the first 40, which are all that the file
+in float32 is asked. Rows are written as they come; `--keep FOLDER` also keeps all logits there, so that a run that was
+ended goes on. `--only bfloat16 products` leaves out the rest.
 """
 
 import argparse
