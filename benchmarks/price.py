@@ -121,7 +121,7 @@ def timed(asked: dict[str, Classifier], clip: CLIPModel, pixels: Tensor, given: 
     few, clip = pixels.to(half), clip.to(half)
 
     def whole(classifier: Classifier, steps: str | None) -> Callable[[], object]:
-        wanted = classifier.wanted()
+        wanted = classifier.judge.wanted()
         return lambda: classifier.answer(pixels, wanted, classifier.plan(steps, None, None))
 
     forms = {("CLIPModel", "as it is"): lambda: clip.get_image_features(pixel_values=few)}

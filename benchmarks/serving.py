@@ -237,7 +237,7 @@ def mix(world: World) -> None:
             chosen = [loaded[(turn * size + i) % n] for i in range(size)]
             batches[n].append(
                 [
-                    ImageRow(pixels=v, adapter=a, wanted=a.classifier.wanted())
+                    ImageRow(pixels=v, adapter=a, wanted=a.classifier.judge.wanted())
                     for v, a in zip(views, chosen, strict=True)
                 ]
             )
@@ -360,7 +360,7 @@ def share_of_engine(world: World) -> None:
         "base alone": lambda: world.backbone.encode_image(view[None].to(world.backbone.device)).float().cpu(),
     }
     for count in (1, 10):
-        rows = [ImageRow(pixels=view, adapter=one, wanted=one.classifier.wanted()) for one in loaded[:count]]
+        rows = [ImageRow(pixels=view, adapter=one, wanted=one.classifier.judge.wanted()) for one in loaded[:count]]
         works[f"engine, one image x {count} adapters"] = partial(engine.answer, rows)
     with torch.no_grad():
         times = {name: [timed(work) for _ in range(3 + world.options.rounds)][3:] for name, work in works.items()}

@@ -18,7 +18,7 @@ _HOME = {
     "ImageSet": "data",
     "LabelCheck": "labels.checking",
     "PerlclipError": "errors",
-    "Prediction": "inference.classifier",
+    "Prediction": "inference.judging",
     "Recipe": "methods",
     "Thresholds": "thinking.thresholds",
     "Trust": "trust.record",
@@ -87,8 +87,9 @@ if TYPE_CHECKING:
     from perlclip.backbone import Backbone, load_backbone
     from perlclip.data import DataSet, ImageSet, dataset_names, load_dataset, load_images, train_val
     from perlclip.errors import PerlclipError
-    from perlclip.inference.classifier import Classifier, Prediction
+    from perlclip.inference.classifier import Classifier
     from perlclip.inference.evaluation import Evaluation, evaluate
+    from perlclip.inference.judging import Prediction
     from perlclip.labels.checking import LabelCheck, check
     from perlclip.labels.suggestions import suggest
     from perlclip.methods import Recipe, create_method, list_methods, load_plugin, method_class

@@ -32,7 +32,7 @@ def pixels(backbone):
 
 
 def row_of(view, one, wanted=None, **how):
-    return ImageRow(pixels=view, adapter=one, wanted=wanted or one.classifier.wanted(), **how)
+    return ImageRow(pixels=view, adapter=one, wanted=wanted or one.classifier.judge.wanted(), **how)
 
 
 def alone(row, **how):
@@ -54,7 +54,9 @@ def test_only_those_that_must_are_asked_alone(loaded):
 
 
 def test_every_kind_in_one_batch_answers_as_alone(backbone, loaded, pixels):
-    rows = [row_of(pixels[i % 5], one, one.classifier.wanted(top_k=1 + i % 9)) for i, one in enumerate(loaded * 2)]
+    rows = [
+        row_of(pixels[i % 5], one, one.classifier.judge.wanted(top_k=1 + i % 9)) for i, one in enumerate(loaded * 2)
+    ]
     for row, found in zip(rows, Engine(backbone).answer(rows), strict=True):
         expected = alone(row)
         assert_same(found, expected)
@@ -66,7 +68,7 @@ def test_steps_thresholds_and_budgets_are_each_rows_own(backbone, loaded, pixels
     rows = []
     for i, one in enumerate(thinking * 2):
         how = [{"steps": 1}, {"steps": 0}, {"steps": "adaptive"}, {}][i % 4]
-        wanted = one.classifier.wanted(top_k=2)
+        wanted = one.classifier.judge.wanted(top_k=2)
         rows.append(row_of(pixels[i % 5], one, wanted, **how))
     found = Engine(backbone).answer(rows)
     for row, one in zip(rows, found, strict=True):
@@ -92,7 +94,9 @@ def test_rejection_and_sets_are_those_of_the_adapter(backbone, loaded, pixels):
     rows = []
     for i, one in enumerate(loaded):
         coverage = None if one.name.endswith("2") else 0.9
-        wanted = one.classifier.wanted(reject=True, reject_rate=0.3, coverage=coverage, sets=("lac", "raps")[i % 2])
+        wanted = one.classifier.judge.wanted(
+            reject=True, reject_rate=0.3, coverage=coverage, sets=("lac", "raps")[i % 2]
+        )
         rows.append(row_of(pixels[i % 5], one, wanted))
     found = Engine(backbone).answer(rows)
     for row, one in zip(rows, found, strict=True):
@@ -103,7 +107,7 @@ def test_rejection_and_sets_are_those_of_the_adapter(backbone, loaded, pixels):
 def test_several_labels_are_those_of_the_adapter(backbone, loaded, pixels):
     """Beside rows that are asked for one label."""
     rows = [
-        row_of(pixels[i % 5], one, one.classifier.wanted(top_k=1 + i % 3, multi_label=bool(i % 4)))
+        row_of(pixels[i % 5], one, one.classifier.judge.wanted(top_k=1 + i % 3, multi_label=bool(i % 4)))
         for i, one in enumerate(loaded * 2)
     ]
     found = Engine(backbone).answer(rows)
@@ -137,7 +141,7 @@ def test_what_is_wrong_with_one_adapter_is_no_matter_of_the_others(backbone, loa
 def test_what_cuda_does_with_many_lists_is_the_same(backbone, loaded, pixels, monkeypatch):
     monkeypatch.setattr(sheets, "GATHERED_ON", ("cpu",))
     monkeypatch.setattr(sheets, "ROOM", 2000)
-    rows = [row_of(pixels[1], one, one.classifier.wanted(top_k=3)) for one in loaded if one.sheet]
+    rows = [row_of(pixels[1], one, one.classifier.judge.wanted(top_k=3)) for one in loaded if one.sheet]
     for row, found in zip(rows, Engine(backbone).answer(rows), strict=True):
         assert_same(found, alone(row))
 
@@ -160,7 +164,8 @@ def test_a_batch_as_it_is_recorded_for_cuda_is_the_same(backbone, loaded, pixels
     of_one_shape = [one for one in loaded if one.name in ("plain-0", "plain-1", "plain-2", "vision-1", "vision-2")]
     for views in (pixels, [pixels[0]] * 5):
         rows = [
-            row_of(view, one, one.classifier.wanted(top_k=2)) for view, one in zip(views, of_one_shape, strict=True)
+            row_of(view, one, one.classifier.judge.wanted(top_k=2))
+            for view, one in zip(views, of_one_shape, strict=True)
         ]
         for row, found in zip(rows, Engine(backbone).answer(rows), strict=True):
             assert_same(found, alone(row))

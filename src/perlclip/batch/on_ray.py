@@ -23,7 +23,7 @@ from perlclip.batch.work import BATCH, Job, Tag, Work, items_of
 from perlclip.bench.executors.ray import cluster
 from perlclip.data.images import ImageSource, NamedBytes, Unreadable, content_of, image_name
 from perlclip.errors import PerlclipError, first_line
-from perlclip.inference.classifier import Prediction
+from perlclip.inference.judging import Prediction
 
 OBJECT_STORE = 2**30  # bytes on this machine, if the cluster is our own
 BLOCK = 2**24  # bytes that one task makes or takes: some hundred images

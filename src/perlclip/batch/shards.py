@@ -20,7 +20,7 @@ from torch import Tensor
 from perlclip.data.images import Unreadable
 from perlclip.errors import PerlclipError, first_line
 from perlclip.files import write_files
-from perlclip.inference.classifier import Prediction
+from perlclip.inference.judging import Prediction
 from perlclip.inference.row_files import pyarrow_modules
 
 LAST, ERRORS = b"perlclip.last", b"perlclip.errors"  # of a shard: nothing of its piece comes behind it; rows with one

@@ -25,7 +25,8 @@ from perlclip.data.decoding import check_on_error
 from perlclip.data.images import Unreadable, file_size
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.files import parse_json, read_file, write_files
-from perlclip.inference.classifier import Classifier, Prediction
+from perlclip.inference.classifier import Classifier
+from perlclip.inference.judging import Prediction
 from perlclip.progress import Bar, progress_bar
 from perlclip.thinking.policy import Steps
 from perlclip.trust.conformal import KIND

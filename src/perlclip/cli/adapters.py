@@ -27,8 +27,8 @@ from perlclip.errors import PerlclipError, unknown_name
 
 if TYPE_CHECKING:
     from perlclip.backbone import Backbone
-    from perlclip.inference.classifier import Prediction
     from perlclip.inference.evaluation import Evaluation
+    from perlclip.inference.judging import Prediction
 
 MATRIX = 12  # classes of a confusion matrix on the screen
 PAIRS = 10  # of the most confused, on the screen

@@ -3,11 +3,10 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from html import escape
 from itertools import count, islice
-from math import isfinite
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -25,56 +24,20 @@ from perlclip.data.loading import Lost, fixed_views
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
+from perlclip.inference.judging import AnswerForm, Judge, Prediction, check_several
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
 from perlclip.progress import progress_bar
-from perlclip.text.classes import Classes, are_novel, check_class_names, class_keys
+from perlclip.text.classes import Classes, are_novel, check_class_names
 from perlclip.text.templates import DEFAULT_TEMPLATE, check_template
 from perlclip.thinking.limits import Budget, Deadline, Limit, Pace, check_limits
 from perlclip.thinking.policy import Plan, Steps, make_plan, refined_share
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.trust.conformal import KIND
-from perlclip.trust.presence import Sigmoid
-from perlclip.trust.record import NONE, OTHER_CLASSES, Trust, require_trust
-from perlclip.trust.rejection import RATE, FarWords, class_means, text_score
+from perlclip.trust.record import Trust
+from perlclip.trust.rejection import RATE, FarWords, class_means
 
 SHOWN = 20  # class names in a notebook's view
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The most probable label, its probability, and the best few of them, best first.
-
-    `steps` are the refinement steps that the image took; None for methods that take none. `rejected` says whether it is
-    none of the classes, and `labels` are its set, most probable first, where these were asked for. Where several labels
-    were asked for, probabilities are each class's own, and `labels` are the classes that are there, perhaps none.
-    """
-
-    label: str
-    probability: float
-    top: tuple[tuple[str, float], ...]
-    steps: int | None = None
-    rejected: bool | None = None
-    labels: tuple[str, ...] | None = None
-
-    def __repr__(self) -> str:
-        top = ", ".join(f"{label} {p:.4f}" for label, p in self.top)
-        asked = "" if self.rejected is None else f", rejected={self.rejected}"
-        asked += "" if self.labels is None else f", labels={self.labels}"
-        return f"Prediction({self.label!r}, {self.probability:.4f}, top=[{top}], steps={self.steps}{asked})"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the labels with bars."""
-        rows = "".join(
-            f"<tr><td style='text-align:left'>{escape(label)}</td><td>{100 * p:.1f} %</td>"
-            f"<td><meter value='{p:.4f}' max='1'></meter></td></tr>"
-            for label, p in self.top
-        )
-        said = [] if self.steps is None else [f"{self.steps} refinement steps"]
-        said += ["none of these"] if self.rejected else []
-        said += [] if self.labels is None else [escape(f"one of: {', '.join(self.labels)}")]
-        caption = f"<caption>{'; '.join(said)}</caption>" if said else ""
-        return f"<table>{caption}{rows}</table>"
 
 
 class _Options(TypedDict, total=False):
@@ -91,33 +54,6 @@ class _Options(TypedDict, total=False):
     coverage: float | None
     sets: str
     multi_label: bool
-
-
-@dataclass(frozen=True)
-class AnswerForm:
-    """What an answer holds: so many labels, a threshold to reject below, its set's coverage and kind, or several
-    labels, each by itself; and whether the image's embedding is wanted with it."""
-
-    top_k: int
-    threshold: float | None
-    coverage: float | None
-    sets: str
-    sigmoids: tuple[Sigmoid | None, Sigmoid] | None = None  # of the whole answer, and of the texts'
-    embeddings: bool = False
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the frozen CLIP's embeddings are needed."""
-        return self.embeddings or self.threshold is not None
-
-
-def check_several(multi_label: bool, reject: bool, coverage: float | None, *limits: object) -> None:
-    """Refuse what does not go with several labels: `limits` are those of thinking."""
-    if multi_label and (reject or coverage is not None or any(limit is not None for limit in limits)):
-        raise PerlclipError(
-            "multi_label=True answers after all steps, class by class; it does not go with reject, coverage, "
-            "steps, max_mean_steps or max_ms"
-        )
 
 
 class Classifier:
@@ -161,21 +97,12 @@ class Classifier:
         self.template = template
         self.thresholds = thresholds
         self._made_of = partial(type(self), novel=novel, thresholds=thresholds, head=head, compile=compile), trained
-        known = trained.class_names if isinstance(trained, Adapter) else ()
-        self._own_trust, self._with_head = trust, head
-        self.trust = trust or (trained.trust if isinstance(trained, Adapter) else None)
-        self._all_trained = not are_novel(class_names, known)
-        place = {key: i for i, key in enumerate(class_keys(known))}
-        found = [place.get(key) for key in class_keys(class_names)]
-        self._places = [i for i in found if i is not None] if None not in found else None  # among those trained on
-        self._trained = [place is not None for place in found]
-        if trust:
-            self._places, self._trained = list(range(len(class_names))), [True] * len(class_names)
-        self._far: FarWords | None = None
-        self._known = len(known)
         self._pace = Pace()
         self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
+        known, found = (trained.class_names, trained.trust) if isinstance(trained, Adapter) else ((), None)
+        self._judge_by = partial(Judge, method, class_names, self._state.classes, known, head=head)
+        self.judge = self._judge_by(trust or found, own=trust is not None)
         kept = trained.head if head and isinstance(trained, Adapter) else None
         self.answering = answering = Answering(method, self._state, kept)
         self._compiled = Compiled(lambda pixels: [answering.logits(pixels)], method.backbone.device, compile)
@@ -220,18 +147,24 @@ class Classifier:
         return rows
 
     @property
-    def compile_seconds(self) -> float:
-        """What recording CUDA graphs has cost so far."""
-        adaptive = self._stages.seconds if self._stages else 0.0
-        return self._compiled.seconds + self._compiled_both.seconds + adaptive
+    def trust(self) -> Trust | None:
+        """What its answers' certainty goes by: found by `calibrate`, or else by `fit` for the adapter."""
+        return self.judge.trust
+
+    @property
+    def _own_trust(self) -> Trust | None:
+        return self.judge.trust if self.judge.own else None
 
     @property
     def temperature(self) -> float:
         """By what logits are divided before they become probabilities."""
-        if self._own_trust:
-            return self._own_trust.calibration.temperature
-        found = self.trust
-        return found.calibration.of(novel=not self._all_trained, head=self._with_head) if found else 1.0
+        return self.judge.temperature
+
+    @property
+    def compile_seconds(self) -> float:
+        """What recording CUDA graphs has cost so far."""
+        adaptive = self._stages.seconds if self._stages else 0.0
+        return self._compiled.seconds + self._compiled_both.seconds + adaptive
 
     @torch.no_grad()
     def calibrate(self, images: ImageSet, *, batch_size: int = 64, workers: int = 0, progress: bool = True) -> Trust:
@@ -247,7 +180,6 @@ class Classifier:
         head, backbone = self.answering.head, self.method.backbone
         alone = Answering(self.method, self._state, replace(head, scale=0.0)) if head else None
         found: list[tuple[Tensor, ...]] = []
-        self._trained = [True] * len(self.class_names)
         with progress_bar("calibrate", len(images), show=progress) as bar:
             for pixels, _ in fixed_views(images, backbone.preprocess, batch_size, backbone.device, workers):
                 frozen = self.method.frozen(pixels)
@@ -258,14 +190,13 @@ class Classifier:
         logits_NC, texts_NC, v_NE, *scores = (torch.cat(parts) for parts in zip(*found, strict=True))
         labels_N = torch.tensor([int(label) for label in images.labels])
         means_CE, near_N = class_means(v_NE, labels_N, len(self.class_names))
-        if self.trust and self._places is not None:  # of the shots, which these images are no part of
-            means_CE = self.trust.rejection.means_of(self._places, v_NE)
+        if self.trust and self.judge.places is not None:  # of the shots, which these images are no part of
+            means_CE = self.trust.rejection.means_of(self.judge.places, v_NE)
             near_N = (v_NE.float() @ means_CE.T).amax(-1)
-        self._far = far = FarWords.of(backbone, self._state.classes)
+        far = FarWords.of(backbone, self._state.classes)
         both = scores[0].cpu(), scores[1].cpu()
         trust = Trust.of("own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, far, means_CE, near_N, both)
-        self.trust = self._own_trust = trust
-        self._places = list(range(len(self.class_names)))
+        self.judge = self._judge_by(trust, own=True, far=far)
         return trust
 
     @classmethod
@@ -388,7 +319,7 @@ class Classifier:
         """
         check_limits(max_mean_steps, max_ms)
         check_several(multi_label, reject, coverage, steps, max_mean_steps, max_ms)
-        wanted = self.wanted(
+        wanted = self.judge.wanted(
             top_k=top_k, reject=reject, reject_rate=reject_rate, coverage=coverage, sets=sets, multi_label=multi_label,
             embeddings=embeddings,
         )  # fmt: skip
@@ -442,69 +373,11 @@ class Classifier:
         policy = self.thresholds.within(max_mean_steps) if self.thresholds else None
         return make_plan(self.method, steps, policy, limits)
 
-    def _threshold(self, rate: float) -> float:
-        """What an image must score not to be rejected; makes what the score needs."""
-        rejection = require_trust(self.trust, "rejecting").rejection
-        threshold = rejection.threshold(rate, alone=self._places is None)
-        if rejection.first == "words" and self._far is None:
-            self._far = FarWords.of(self.method.backbone, self._state.classes)
-            if self._far is None:
-                raise PerlclipError("so many words name a class of this list that too few are left to reject by")
-        return threshold
-
-    def _checked(self, coverage: float | None, sets: str) -> float | None:
-        if coverage is not None:
-            require_trust(self.trust, "coverage").sets.bound(sets, coverage)
-            whole = self._own_trust or (self._all_trained and len(self.class_names) == self._known)
-            if not whole:
-                raise PerlclipError(OTHER_CLASSES)
-        return coverage
-
-    def _sigmoids(self) -> tuple[Sigmoid | None, Sigmoid]:
-        """Of the whole answer, to classes trained on, and of texts: from images held out, or the backbone's own."""
-        found, bias = self.trust.presence if self.trust else None, self.method.backbone.logit_bias
-        if found is not None:
-            return found.answers, found.texts
-        if bias is not None:
-            return None, Sigmoid(slope=1.0, offset=bias)
-        raise PerlclipError(NONE.format(what="multi_label=True"))
-
     @torch.no_grad()
     def _predict_several(self, pixels: Tensor, wanted: AnswerForm) -> list[Prediction]:
-        return self.several(*self.answering.scores(pixels.to(self.method.backbone.device, non_blocking=True)), wanted)
-
-    def several(self, both_BC: Tensor, texts_BC: Tensor, wanted: AnswerForm) -> list[Prediction]:
-        """Answers with several labels, from the scores that `Answering` gives."""
-        assert wanted.sigmoids is not None
-        whole, texts = wanted.sigmoids
-        p_BC, threshold_C = texts.probabilities(texts_BC), torch.full_like(texts_BC[0], texts.threshold)
-        if whole and self._with_head:
-            trained_C = torch.tensor(self._trained, device=both_BC.device)
-            p_BC = torch.where(trained_C, whole.probabilities(both_BC), p_BC)
-            threshold_C[trained_C] = whole.threshold
-        if not torch.isfinite(p_BC).all():
-            raise PerlclipError("an answer is not a number: the adapter's weights are unusable in the backbone's dtype")
-        order_BC = p_BC.argsort(dim=-1, descending=True, stable=True).tolist()
-        there_BC, p = (p_BC >= threshold_C).tolist(), p_BC.tolist()
-        predictions = []
-        for b, order in enumerate(order_BC):
-            top = tuple((self.class_names[c], p[b][c]) for c in order[: wanted.top_k])
-            labels = tuple(self.class_names[c] for c in order if there_BC[b][c])
-            taken = self.method.image_steps
-            predictions.append(Prediction(label=top[0][0], probability=top[0][1], top=top, steps=taken, labels=labels))
-        return predictions
-
-    def wanted(
-        self, *, top_k: int = 1, reject: bool = False, reject_rate: float = RATE, coverage: float | None = None,
-        sets: str = KIND, multi_label: bool = False, embeddings: bool = False,
-    ) -> AnswerForm:  # fmt: skip
-        """What an answer is to hold, checked: can this classifier say it?"""
-        if top_k < 1:
-            raise PerlclipError(f"top_k must be at least 1, got {top_k}")
-        threshold = self._threshold(reject_rate) if reject else None
-        sigmoids = self._sigmoids() if multi_label else None
-        coverage = self._checked(coverage, sets)
-        return AnswerForm(min(top_k, len(self.class_names)), threshold, coverage, sets, sigmoids, embeddings)
+        return self.judge.several(
+            *self.answering.scores(pixels.to(self.method.backbone.device, non_blocking=True)), wanted
+        )
 
     def release_texts(self) -> None:
         """Drop what belongs to the texts of its classes: for whoever keeps the class embeddings, and asks these."""
@@ -542,41 +415,9 @@ class Classifier:
     ) -> list[Prediction]:  # fmt: skip
         if arrived is not None:
             arrived.synchronize()
-        rejected, labels = self.judge(p_BC, v_BE, wanted)
+        rejected, labels = self.judge.verdicts(p_BC, v_BE, wanted)
         rows = zip(best_BT.tolist(), which_BT.tolist(), steps, rejected, labels, strict=True)
-        return [self.prediction(*row) for row in rows]
-
-    def prediction(
-        self, values: Sequence[float], indices: Sequence[int], steps: int | None, rejected: bool | None = None,
-        labels: tuple[str, ...] | None = None,
-    ) -> Prediction:  # fmt: skip
-        """An answer from the best probabilities and the places of their classes."""
-        if not isfinite(values[0]):
-            raise PerlclipError("an answer is not a number: the adapter's weights are unusable in the backbone's dtype")
-        top = tuple((self.class_names[i], p) for i, p in zip(indices, values, strict=True))
-        return Prediction(
-            label=top[0][0], probability=top[0][1], top=top, steps=steps, rejected=rejected, labels=labels
-        )
-
-    def judge(
-        self, p_BC: Tensor, v_BE: Tensor | None, wanted: AnswerForm
-    ) -> tuple[Sequence[bool | None], Sequence[tuple[str, ...] | None]]:
-        """Whether each image is none of the classes, and its set of labels: as far as they are wanted."""
-        nothing: list[None] = [None] * len(p_BC)
-        rejected: Sequence[bool | None] = nothing
-        if wanted.threshold is not None:
-            assert self.trust is not None and v_BE is not None
-            texts_B = text_score(p_BC, self._far, v_BE)
-            rejected = (self.trust.rejection.score(texts_B, v_BE, self._places) < wanted.threshold).tolist()
-        return rejected, self._label_sets(p_BC, wanted) if wanted.coverage is not None else nothing
-
-    def _label_sets(self, p_BC: Tensor, wanted: AnswerForm) -> Sequence[tuple[str, ...] | None]:
-        """The names in each image's set, most probable first."""
-        assert self.trust is not None and wanted.coverage is not None
-        within_BC = self.trust.sets.of_images(p_BC, wanted.sets, wanted.coverage)
-        order_BC = p_BC.argsort(dim=-1, descending=True, stable=True)
-        rows = zip(order_BC.tolist(), within_BC.tolist(), strict=True)
-        return [tuple(self.class_names[c] for c in order if within[c]) for order, within in rows]
+        return [self.judge.prediction(*row) for row in rows]
 
     def _both(self, images: Images) -> list[Tensor]:
         """The answer and the frozen CLIP's embedding, which PERL and methods of the text tower have made anyway."""

@@ -22,7 +22,7 @@ from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
 from perlclip.inference.cache import EvalCache, SetCache
-from perlclip.inference.classifier import Classifier
+from perlclip.inference.judging import Judge
 from perlclip.inference.row_files import row_file
 from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
@@ -247,11 +247,9 @@ def evaluate(
     elif novel not in (None, state.novel):
         state = copy_with(state, novel=novel)
     answering = Answering(method, state, trained.head if head and isinstance(trained, Adapter) else None)
-    new = isinstance(trained, Adapter) and are_novel(test_set.class_names, trained.class_names)
-    trust = trained.trust if isinstance(trained, Adapter) else None
-    judge = None
-    if reject:
-        judge = Classifier(trained, test_set.class_names, test_set.template, novel=state.novel, head=head)
+    known, trust = (trained.class_names, trained.trust) if isinstance(trained, Adapter) else ((), None)
+    new = isinstance(trained, Adapter) and are_novel(test_set.class_names, known)
+    judge = Judge(method, test_set.class_names, state.classes, known, trust, head=head) if reject else None
     form = judge.wanted(reject=True, reject_rate=reject_rate) if judge else None
     given = _Collected(trust.calibration.of(novel=new, head=head) if trust else 1.0)
     texts = _Collected(trust.calibration.of(novel=new, head=False) if trust else 1.0)  # from the same look
@@ -272,7 +270,7 @@ def evaluate(
                 if answering.head:
                     texts.add(texts_KBC)
             if judge and form:
-                given.rejected += judge.judge(given.probabilities[-1], backbone.encode_image(images), form)[0]
+                given.rejected += judge.verdicts(given.probabilities[-1], backbone.encode_image(images), form)[0]
             bar(len(images))
     lost = lost or {}
     if not given.predictions:

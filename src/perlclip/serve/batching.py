@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from threading import Condition, Thread
 
 from perlclip.errors import PerlclipError
-from perlclip.inference.classifier import Prediction
+from perlclip.inference.judging import Prediction
 from perlclip.serve.engine import Engine, ImageRow
 from perlclip.serve.guard import busy
 from perlclip.thinking.limits import clock

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 from perlclip.backbone import Backbone, FrozenImages
 from perlclip.backbone.accel.cuda_graphs import FINE, SMALL, Compiled, graph_size, is_on
 from perlclip.errors import PerlclipError
-from perlclip.inference.classifier import AnswerForm, Classifier, Prediction
+from perlclip.inference.classifier import Classifier
+from perlclip.inference.judging import AnswerForm, Prediction
 from perlclip.methods.perl import Perl, RowThink, Shape, Thinking, begin_thinking
 from perlclip.serve.sheets import Sheet, Sheets
 from perlclip.thinking.limits import Budget, Pace, clock
@@ -95,7 +96,7 @@ class Engine:
 
     def warm_up(self, adapter: Loaded, batch_size: int) -> None:
         """Answer noise: once or, where batches are recorded, in every size that is, so that no user waits for that."""
-        side, wanted = self.backbone.preprocess.size, adapter.classifier.wanted()
+        side, wanted = self.backbone.preprocess.size, adapter.classifier.judge.wanted()
         recorded = is_on(self.compile, self.backbone.device) and adapter.shape is not None
         most = min(batch_size, SMALL) if recorded else 1
         noise = list(torch.randn(most, 3, side, side, device=self.backbone.device))
@@ -313,15 +314,15 @@ def _said(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> list
         own_1C, v_1E = p_BC[i : i + 1, : len(classifier.class_names)], v_KBE[0, i : i + 1]
         try:
             if i in scores:
-                answers += classifier.several(*scores[i], wanted)
+                answers += classifier.judge.several(*scores[i], wanted)
                 continue
             judged: tuple[bool | None, tuple[str, ...] | None] = (None, None)
             if wanted.threshold is not None or wanted.coverage is not None:
-                rejected, labels = classifier.judge(own_1C, v_1E, wanted)
+                rejected, labels = classifier.judge.verdicts(own_1C, v_1E, wanted)
                 judged = rejected[0], labels[0]
             taken = None if row.adapter.steps is None else stops[i]
             values, indices = values_BT[i][: wanted.top_k], indices_BT[i][: wanted.top_k]
-            answers.append(classifier.prediction(values, indices, taken, *judged))
+            answers.append(classifier.judge.prediction(values, indices, taken, *judged))
         except PerlclipError as error:
             answers.append(error)
     return answers

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from perlclip.errors import PerlclipError
-from perlclip.inference.classifier import Prediction
+from perlclip.inference.judging import Prediction
 from perlclip.serve.guard import read_json
 from perlclip.serve.images_in import image_bytes
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 import perlclip
 from perlclip.errors import PerlclipError
-from perlclip.inference.classifier import Prediction
+from perlclip.inference.judging import Prediction
 from perlclip.serve.counters import Counters
 from perlclip.serve.guard import Refusal, new_app
 from perlclip.serve.images_in import read_request

@@ -17,7 +17,7 @@ from perlclip.adapters.folder import CONFIG, load_adapter
 from perlclip.backbone import Backbone, load_backbone
 from perlclip.errors import PerlclipError
 from perlclip.files import MIB
-from perlclip.inference.classifier import AnswerForm, Prediction, check_several
+from perlclip.inference.judging import AnswerForm, Prediction, check_several
 from perlclip.serve.batching import Batcher
 from perlclip.serve.decode_pool import Decoders
 from perlclip.serve.engine import Engine, ImageRow, Loaded
@@ -159,8 +159,9 @@ class Service:
     async def _asked(self, name: str, options: Options) -> tuple[Loaded, AnswerForm]:
         adapter = await self.adapter(name)
         check = partial(
-            adapter.classifier.wanted, top_k=options.top_k, reject=options.reject, reject_rate=options.reject_rate,
-            coverage=options.coverage, sets=options.sets, multi_label=options.multi_label,
+            adapter.classifier.judge.wanted, top_k=options.top_k, reject=options.reject,
+            reject_rate=options.reject_rate, coverage=options.coverage, sets=options.sets,
+            multi_label=options.multi_label,
         )  # fmt: skip
         if not options.reject:
             return adapter, check()
