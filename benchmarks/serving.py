@@ -53,7 +53,8 @@ from perlclip.viz.drawing import draw
 from perlclip.viz.style import GREY, VERMILION
 
 MIXES = (1, 16, 256)
-TURNS = 8
+TURNS = 5
+PIECES = 20
 LOADS = (0.25, 0.5, 0.75, 0.9)
 BOUNDARY = "perlclip-benchmark"
 Answer = tuple[int, dict]
@@ -263,23 +264,22 @@ def mix_over_http(world: World) -> None:
     loads = many(address, 1, lambda c, i: first_use(c, world.names[i]), len(world.names))[0]
     world.note("first use of an adapter", 1e3 * statistics.median(loads), "ms", classes=options.classes)
 
-    def turn(n: int, start: int, count: int) -> tuple[list, float]:
+    def turn(n: int, start: int) -> tuple[list, float]:
         def work(client: Client, i: int) -> int:
             files = [world.files[(i + j) % 64] for j in range(options.per_request)]
             return client.predict(files, [world.names[(start + i) % n]])[0]
 
-        return many(address, options.threads, work, count)
+        most = options.requests // options.per_request // TURNS
+        return many(address, options.threads, work, max(1, most), options.seconds / TURNS)
 
-    first = 2 * options.threads
-    slowest = max(turn(n, 0, first)[1] for n in MIXES for _ in range(2)) / first
-    count = min(options.requests // options.per_request // TURNS, int(options.seconds / slowest / TURNS / len(MIXES)))
-    count = max(1, count)
-    world.say(f"{TURNS} turns of {count} requests for each")
+    for n in MIXES:
+        turn(n, 0)
+    world.say(f"{TURNS} turns for each")
     seconds = dict.fromkeys(MIXES, 0.0)
     statuses: dict[int, Counter[int]] = {n: Counter() for n in MIXES}
-    for place in range(TURNS):
+    for _ in range(TURNS):
         for n in MIXES:
-            found, took = turn(n, place * count, count)
+            found, took = turn(n, sum(statuses[n].values()))
             seconds[n] += took
             statuses[n].update(found)
     rate = {n: statuses[n][200] * options.per_request / seconds[n] for n in MIXES}
@@ -410,10 +410,10 @@ def in_parts(
     world: World, threads: int, work: Callable[[Client, int], object], count: int, what: str, unit: str,
     value: Callable[[Counter], float],
 ) -> None:  # fmt: skip
-    """So many requests in tenths: after each the figure so far, which the last one replaces."""
+    """So many requests in parts: after each the figure so far, which the last one replaces."""
     (address, _), counted, began = world.service(), Counter(), time.perf_counter()
-    for tenth in range(10):
-        start, end = count * tenth // 10, count * (tenth + 1) // 10
+    for part in range(PIECES):
+        start, end = count * part // PIECES, count * (part + 1) // PIECES
         counted.update(many(address, threads, lambda c, i, start=start: work(c, start + i), end - start)[0])
         world.rows = [row for row in world.rows if (row["part"], row["what"]) != (world.part, what)]
         spent = round(time.perf_counter() - began)

@@ -224,6 +224,9 @@ def timing(options: argparse.Namespace) -> None:
             one = Annotator(address, truth, data.train.class_names, data.train.template)
             one.settled()
             note("all images looked at", time.perf_counter() - started)
+            while worker.status.task:
+                time.sleep(0.02)
+            note("ready to train", time.perf_counter() - started)
             started, first = time.perf_counter(), 0.0
             for place in range(options.labels):
                 one.label([place], int(one.truth[place]))

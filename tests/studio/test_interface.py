@@ -21,8 +21,9 @@ def until(found, seconds=60):
     return value
 
 
-def test_from_an_empty_log_to_an_adapter(studio, tmp_path, backbone):
+def test_from_an_empty_log_to_an_adapter(studio, tmp_path, backbone, monkeypatch):
     """Guesses before labels, better ones after; PERL behind; a check that finds a wrong label; an export that loads."""
+    monkeypatch.setattr("perlclip.studio.worker.READY_ON", ("cpu",))
     folder = draw(tmp_path / "images", 40)
     (folder / "broken.png").write_bytes(b"no image")
     with studio(folder, every=12) as (address, worker):
@@ -33,6 +34,8 @@ def test_from_an_empty_log_to_an_adapter(studio, tmp_path, backbone):
         assert ask(address, "/api/classes", classes) == (200, {"version": 1})
         state = until(lambda: (s := ask(address, "/api/state")[1])["queue"] and s)
         assert len({place for place, _ in state["queue"]}) == 16 and worker.guesses.accuracy is None
+        until(lambda: worker._ready and not worker.status.task)  # it has trained for nothing, of which nothing is left
+        assert worker.perl is None and not worker.history and not worker.status.error
         numbers = {name: number for number, name in state["classes"]}
         assert [c for c, _ in state["queue"][0][1]] and sum(p for _, p in state["queue"][0][1]) == pytest.approx(
             1, abs=0.01

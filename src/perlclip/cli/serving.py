@@ -1,5 +1,6 @@
 """Adapters as a service: `perlclip serve`."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def serve(
     )
     prepare_decoders()
     found = find_backbone(folder, backbone, device=device, dtype=dtype)
+    gc.freeze()  # what is there now stays: Python need not look through it again and again for what can go
     service = Service(folder, found, ServiceConfig(cache_bytes=cache_mib * MIB, **config))
 
     def ready(address: str) -> None:

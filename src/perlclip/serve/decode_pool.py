@@ -1,20 +1,24 @@
 """Images are decoded in processes of their own, which may die: a damaged file takes down its decoder, nothing else.
 
-A decoder gets an image file's bytes through a pipe and gives back the backbone's view of it, or a sentence; no pickle.
-It has a bound on memory and on time. One that has died or takes too long is replaced by the next.
+A decoder gets an image file's bytes through a pipe and gives back the backbone's view of it, in memory that both have,
+or a sentence; no pickle. It has a bound on memory and on time. One that has died or takes too long is replaced by the
+next.
 """
 
 import asyncio
+import mmap
 import multiprocessing
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import forkserver
+from contextlib import suppress
+from multiprocessing import forkserver, reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryFile
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +44,7 @@ class Decoders:
     ) -> None:  # fmt: skip
         self.size, self.device, self.seconds, self.deaths = size, device, seconds, 0
         self._context = _forkserver()
-        self._make_of = views, max_pixels
+        self._make_of = views, size, max_pixels
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decoder")
         self._idle: SimpleQueue[_Decoder] = SimpleQueue()
@@ -55,8 +59,10 @@ class Decoders:
         """The same, waiting."""
         decoder = self._idle.get()
         try:
-            reply = decoder.ask(data, self.seconds, 1 + 12 * self.size**2 + LONGEST)
-            if reply[:1] != SENTENCE and len(reply) != 1 + 12 * self.size**2:
+            reply = decoder.ask(data, self.seconds)
+            if reply == PIXELS:
+                return self._taken(decoder.view)
+            if reply[:1] != SENTENCE:
                 raise EOFError
         except (OSError, EOFError) as error:
             self.deaths += 1
@@ -67,11 +73,12 @@ class Decoders:
             raise busy("the process that decoded an image has ended; it is replaced") from error
         finally:
             self._idle.put(decoder)
-        if reply[:1] == SENTENCE:
-            raise Refusal(422, reply[1:].decode(errors="replace"))
-        view = torch.from_numpy(np.frombuffer(bytearray(reply[1:]), np.float32).reshape(3, self.size, self.size))
+        raise Refusal(422, reply[1:].decode(errors="replace"))
+
+    def _taken(self, view: Tensor) -> Tensor:
+        """A copy for the engine: the decoder's next image comes to the same place."""
         if self._stream is None:
-            return view.to(self.device)
+            return view.clone().to(self.device)
         # Here, one by one, as a batch of them would keep the engine waiting; and beside the engine's own stream, or
         # each copy would wait for all that the engine has begun.
         with torch.cuda.stream(self._stream):
@@ -113,18 +120,24 @@ def prepare_decoders() -> None:
 class _Decoder:
     """One process, as seen from the service."""
 
-    def __init__(self, context: Any, views: Views, max_pixels: int) -> None:
+    def __init__(self, context: Any, views: Views, size: int, max_pixels: int) -> None:
         self.channel, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, views, max_pixels), daemon=True, name="decoder")
+        self.process = context.Process(
+            target=_work, args=(theirs, views, size, max_pixels), daemon=True, name="decoder"
+        )
         self.process.start()
         theirs.close()
+        with _memory_file() as file:
+            self.view = _view_of(file.fileno(), size, grow=True)
+            with suppress(OSError):  # of one that has died already, as who asks it will find
+                reduction.send_handle(self.channel, file.fileno(), self.process.pid)
 
-    def ask(self, data: bytes, seconds: float, most: int) -> bytes:
-        """Its reply, of at most so many bytes: an OSError or EOFError from one that is not to be asked again."""
+    def ask(self, data: bytes, seconds: float) -> bytes:
+        """Its reply: an OSError or EOFError from one that is not to be asked again."""
         self.channel.send_bytes(data)
         if not self.channel.poll(seconds):
             raise TimeoutError
-        reply: bytes = self.channel.recv_bytes(most)
+        reply: bytes = self.channel.recv_bytes(LONGEST)
         return reply
 
     def end(self) -> None:
@@ -134,12 +147,30 @@ class _Decoder:
         self.process.close()
 
 
-def _work(channel: Connection, views: Views, max_pixels: int) -> None:
+def _memory_file() -> Any:
+    """A file without a name, in memory where there is such a thing."""
+    return os.fdopen(os.memfd_create("view"), "r+b") if hasattr(os, "memfd_create") else TemporaryFile()
+
+
+def _view_of(file: int, size: int, *, grow: bool = False) -> Tensor:
+    """The pixels of a view, (3, size, size), in a file's memory."""
+    if grow:
+        os.truncate(file, 12 * size**2)
+    return torch.frombuffer(mmap.mmap(file, 12 * size**2), dtype=torch.float32).reshape(3, size, size)
+
+
+def _work(channel: Connection, views: Views, size: int, max_pixels: int) -> None:
     """The process: until the service is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C; the service ends it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
     images.MAX_PIXELS = min(images.MAX_PIXELS, max_pixels)  # this process has no other use for it
+    try:
+        file = reduction.recv_handle(channel)
+    except (EOFError, OSError, RuntimeError):  # the service has gone already
+        return
+    shared = _view_of(file, size)
+    os.close(file)
     _bound_memory()
     while True:
         try:
@@ -147,8 +178,8 @@ def _work(channel: Connection, views: Views, max_pixels: int) -> None:
         except (EOFError, OSError):
             return
         try:
-            view = views.test_view(read_image(data)).float().contiguous()
-            reply = PIXELS + view.numpy().tobytes()
+            shared.copy_(views.test_view(read_image(data)))
+            reply = PIXELS
         except PerlclipError as error:
             reply = SENTENCE + str(error)[: LONGEST // 4].encode(errors="replace")
         except Exception as error:  # of the preprocessing, such as MemoryError

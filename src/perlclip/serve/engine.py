@@ -24,7 +24,7 @@ from perlclip.errors import PerlclipError
 from perlclip.inference.classifier import Classifier
 from perlclip.inference.judging import AnswerForm, Prediction
 from perlclip.methods.perl import Perl, RowThink, Shape, Thinking, begin_thinking
-from perlclip.serve.sheets import Sheet, Sheets
+from perlclip.serve.sheets import Sheet, Sheets, on_device
 from perlclip.thinking.limits import Budget, Pace, clock
 from perlclip.thinking.policy import ALL_STEPS, Plan, Policy, Steps, settled
 
@@ -204,7 +204,7 @@ class Engine:
             pixels, image_B = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, more)), [*image_B, *range(images, images + more)]
         else:
             image_B = [0] * (len(rows) + more)
-        (v_KBE,) = compiled(pixels, w_BnP, torch.tensor(image_B, device=pixels.device))
+        (v_KBE,) = compiled(pixels, w_BnP, on_device(image_B, pixels.device))
         return v_KBE[:, : len(rows)].clone()  # the next call writes there
 
 
@@ -293,7 +293,7 @@ def _projectors(rows: Sequence[ImageRow]) -> Tensor:
     w_AnP = torch.stack(own)
     if len(own) == len(rows):
         return w_AnP
-    return w_AnP[torch.tensor([place[id(row.adapter)] for row in rows], device=w_AnP.device)]
+    return w_AnP[on_device([place[id(row.adapter)] for row in rows], w_AnP.device)]
 
 
 def _replaced(v_BE: Tensor, rows: Sequence[int], v_bE: Tensor) -> Tensor:
@@ -303,7 +303,7 @@ def _replaced(v_BE: Tensor, rows: Sequence[int], v_bE: Tensor) -> Tensor:
 def _said(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> list[Prediction | PerlclipError]:
     """Embeddings to answers."""
     logits_BC = Sheets([sheet for row in rows if (sheet := row.adapter.sheet)]).answer(v_KBE, stops)
-    temperature_B1 = torch.tensor([[row.adapter.classifier.temperature] for row in rows], device=logits_BC.device)
+    temperature_B1 = on_device([[float(row.adapter.classifier.temperature)] for row in rows], logits_BC.device)
     p_BC = (logits_BC / temperature_B1).softmax(-1)
     most = max(row.wanted.top_k for row in rows)
     values_BT, indices_BT = (tensor.tolist() for tensor in p_BC.topk(most))
@@ -311,14 +311,14 @@ def _said(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> list
     answers: list[Prediction | PerlclipError] = []
     for i, row in enumerate(rows):
         classifier, wanted = row.adapter.classifier, row.wanted
-        own_1C, v_1E = p_BC[i : i + 1, : len(classifier.class_names)], v_KBE[0, i : i + 1]
         try:
             if i in scores:
                 answers += classifier.judge.several(*scores[i], wanted)
                 continue
             judged: tuple[bool | None, tuple[str, ...] | None] = (None, None)
             if wanted.threshold is not None or wanted.coverage is not None:
-                rejected, labels = classifier.judge.verdicts(own_1C, v_1E, wanted)
+                own_1C = p_BC[i : i + 1, : len(classifier.class_names)]
+                rejected, labels = classifier.judge.verdicts(own_1C, v_KBE[0, i : i + 1], wanted)
                 judged = rejected[0], labels[0]
             taken = None if row.adapter.steps is None else stops[i]
             values, indices = values_BT[i][: wanted.top_k], indices_BT[i][: wanted.top_k]

@@ -35,11 +35,12 @@ from perlclip.studio.kept import Features, Thumbnails
 from perlclip.studio.project import Labels, Project
 from perlclip.studio.takeaway import write_export
 from perlclip.text.classes import Classes
-from perlclip.training.loop import FitResult, fit
+from perlclip.training.loop import RECORD_AFTER, FitResult, fit
 
 BATCH = 32  # images looked at between two chances for something else
 SHOTS = 32  # of a class that PERL is trained on, at most: the rest is left to the quick head
 ENOUGH = 512  # images looked at before anything is trained
+READY_ON, SOME = ("cuda",), 4  # devices whose kernels are made when first needed; images to try them on
 FRESH = 2.0  # seconds between two rounds of guesses while images are looked at
 
 
@@ -84,7 +85,7 @@ class Worker:
         self._trained = max((row["version"] for row in self.history if row["kind"] == "perl"), default=0)
         self._counted = max((row["version"] for row in self.history if row["kind"] == "quick"), default=-1)
         self._asked: dict[str, Any] = {}  # what the page wants: "train", "export"
-        self._stop_task = self._ending = False
+        self._stop_task = self._ending = self._ready = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perlclip-studio", daemon=True)
         self._looking = threading.Semaphore(1)
@@ -153,7 +154,8 @@ class Worker:
         while not self._ending:
             self._wake.clear()
             try:
-                busy = self._guess() or self._look(enough=ENOUGH) or self._export() or self._train() or self._look()
+                busy = self._guess() or self._look(enough=ENOUGH) or self._export() or self._train()
+                busy = busy or self._get_ready() or self._look()
                 self._stop_task = self._ending
             except _StoppedError:
                 busy, self._stop_task = True, self._ending
@@ -268,6 +270,24 @@ class Worker:
         zero = self.guesses.zero_shot if self.guesses else None
         took = {name: round(value, 2) for name, value in parts.items()}
         self._record("perl", labels, accuracy, zero, len(held), **took)
+        self.status = Status()
+        return True
+
+    def _get_ready(self) -> bool:
+        """A few steps for nothing, before there are labels: a card's first training waits seconds for its kernels."""
+        labels, seen = self.project.labels(), self.features.have_N.nonzero()[:SOME, 0].tolist()
+        if self._ready or self.backbone.device.type not in READY_ON or len(labels.names) < 2 or len(seen) < SOME:
+            return False
+        self._ready = True
+        self.status = Status(task="train", title="getting ready to train")
+        images = ImageSet(
+            images=[self.project.paths[p] for p in seen], labels=[i % 2 for i in range(SOME)], class_names=labels.names,
+            template=labels.template,
+        )  # fmt: skip
+        method = create_method("perl", self.backbone).to(self.backbone.device)
+        with heard_by(self._heard):
+            fitted = fit(method, images, recipe=Recipe(epochs=RECORD_AFTER + 1), rehearse=False, thresholds=False)
+            evaluate(fitted, images, on_error="skip")
         self.status = Status()
         return True
 
