@@ -1,5 +1,7 @@
 """Products of 8 bits: how near they are, who makes them, and where they are refused."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,25 +9,40 @@ from torch.nn import functional as F
 
 import perlclip
 from perlclip import PerlclipError
-from perlclip.backbone.accel.eight import FLOAT8, INT8, LARGEST, Linear8, Rows8, multiply, rounded
+from perlclip.backbone.accel.eight import FLOAT8, INT8, LARGEST, Linear8, Rows8, multiply, rounded, rounded_between
 from perlclip.backbone.base import require_format
 from tests.common import random_pixels
 
 
-@pytest.mark.parametrize(("form", "near"), [(INT8, 0.015), (FLOAT8, 0.04)])
-def test_rows_and_products_are_near(form, near):
+@pytest.mark.parametrize(
+    ("form", "round_rows", "near"),
+    [
+        (INT8, rounded_between, 0.012),
+        (INT8, partial(rounded, form=INT8), 0.015),
+        (FLOAT8, partial(rounded, form=FLOAT8), 0.04),
+    ],
+)
+def test_rows_and_products_are_near(form, round_rows, near):
     torch.manual_seed(0)
     linear = nn.Linear(96, 48).requires_grad_(False)
     eight = Linear8(linear, form)
     x = torch.randn(3, 7, 96) * torch.logspace(-3, 3, 7)[:, None]  # each row by its own scale
     x[0, 0] = 0
-    rows = rounded(x, form)
+    rows = round_rows(x)
     assert rows.values.dtype == form and rows.shape == x.shape
     assert ((rows.wide() - x).norm(dim=-1) <= near * x.norm(dim=-1)).all()
     found, wanted = multiply(rows, eight), linear(x)
     assert ((found - wanted).norm(dim=-1) <= 2 * near * (wanted - linear.bias).norm(dim=-1) + 1e-6).all()
     exact = F.linear(rows.wide(), eight.weight8.wide(), linear.bias)
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_of_one_sign_has_all_its_steps():
+    x = torch.rand(5, 256) + torch.tensor([0.0, 3, -1, -9, 0])[:, None]  # above 0, far above, around, far below
+    rows = rounded_between(x)
+    span = torch.maximum(x.amax(-1), torch.zeros(5)) - torch.minimum(x.amin(-1), torch.zeros(5))
+    assert ((rows.wide() - x).abs().amax(-1) <= 0.51 * span / 255).all()
+    assert rounded_between(torch.zeros(2, 4)).wide().eq(0).all(), "and 0 is 0"
 
 
 def test_no_output_is_above_the_bound():

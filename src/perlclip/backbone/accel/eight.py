@@ -6,6 +6,10 @@ last block and the texts are in more bits.
 
     W ≈ scale_N · W8,   y ≈ scale_M · y8,   W y + b ≈ scale_M scale_N (W8 y8) + b
 
+Whole numbers are evenly spread, so a row of int8 goes from its least to its largest number and has a place for 0:
+
+    y ≈ scale_M · (y8 + zero_M),   W y + b ≈ scale_M scale_N (W8 y8) + scale_M zero_M Σ W_N + b
+
 A row of float8 comes from the kernel that made it (`fused`); other rows are few and are multiplied as they are. Rows of
 int8 are made here. Where it is known before what a column can be at most, rows come divided by that, and need no scale.
 """
@@ -23,11 +27,12 @@ SLACK = 1 + 2**-4  # by which a rounded row may be longer than it was
 
 @dataclass(frozen=True)
 class Rows8:
-    """Rows of 8 bits a number, the scale of each, and its length before it was rounded."""
+    """Rows of 8 bits a number, the scale of each, its length before it was rounded, and what stands for 0."""
 
     values: Tensor  # (..., D)
     scale: Tensor  # (...), float32
     length: Tensor | None = None  # (...), float32
+    zero: Tensor | None = None  # (...), float32; None is 0 for all
 
     @property
     def shape(self) -> torch.Size:
@@ -36,7 +41,8 @@ class Rows8:
 
     def wide(self) -> Tensor:
         """As float32 again."""
-        return self.values.float() * self.scale[..., None]
+        values = self.values.float()
+        return (values if self.zero is None else values + self.zero[..., None]) * self.scale[..., None]
 
 
 def rounded(x: Tensor, form: torch.dtype) -> Rows8:
@@ -45,6 +51,17 @@ def rounded(x: Tensor, form: torch.dtype) -> Rows8:
     scale = x.abs().amax(-1, keepdim=True).clamp_(min=1e-12).div_(LARGEST[form])
     values = x / scale
     return Rows8((values.round_() if form == INT8 else values).to(form), scale[..., 0])
+
+
+def rounded_between(x: Tensor) -> Rows8:
+    """Rows of int8, 255 steps from each one's least number to its largest."""
+    x = x.float()
+    low, high = torch.aminmax(x, dim=-1, keepdim=True)
+    low, high = low.clamp_(max=0), high.clamp_(min=0)
+    scale = (high - low).div_(255).clamp_(min=1e-12)
+    zero = (low / scale).round_().add_(128)
+    values = (x / scale).round_().sub_(zero).clamp_(-128, 127)
+    return Rows8(values.to(INT8), scale[..., 0], zero=zero[..., 0])
 
 
 class Linear8(nn.Linear):
@@ -61,6 +78,7 @@ class Linear8(nn.Linear):
             self.into_K = LARGEST[form] / (SLACK**2 * columns_K)
             weight_NK = weight_NK.float() / self.into_K
         self.weight8 = rounded(weight_NK, form)
+        self.sums_N = self.weight8.wide().sum(-1)
         # No output is larger than the first of these times the length of a row, plus the second (Cauchy and Schwarz).
         most_bias = 0.0 if self.bias is None else float(self.bias.detach().abs().max())
         self.bound = SLACK * float(self.weight8.wide().norm(dim=-1).max()), most_bias
@@ -71,7 +89,7 @@ class Linear8(nn.Linear):
             return multiply(x, self)
         if torch.is_grad_enabled() or self.form == FLOAT8:
             return super().forward(x)
-        return multiply(rounded(x, self.form), self)
+        return multiply(rounded_between(x), self)
 
 
 def multiply(rows: Rows8, linear: Linear8) -> Tensor:
@@ -84,8 +102,12 @@ def multiply(rows: Rows8, linear: Linear8) -> Tensor:
             use_fast_accum=True,
         )  # fmt: skip
     elif linear.form == INT8:
-        out_MN = torch._int_mm(y_MK, weight.values.t()).float().mul_(scale_M1).mul_(weight.scale)
-        out_MN = (out_MN if linear.bias is None else out_MN.add_(linear.bias)).to(linear.weight.dtype)
+        bias_N = torch.zeros_like(linear.sums_N) if linear.bias is None else linear.bias.float()
+        out_MN = bias_N.expand(len(y_MK), -1)
+        if rows.zero is not None:
+            out_MN = torch.addmm(bias_N, scale_M1 * rows.zero.reshape(-1, 1), linear.sums_N[None])
+        products_MN = torch._int_mm(y_MK, weight.values.t()).float().mul_(scale_M1)
+        out_MN = torch.addcmul(out_MN, products_MN, weight.scale).to(linear.weight.dtype)
     else:
         wide_MN = F.linear(y_MK.float() * scale_M1, weight.wide())
         out_MN = (wide_MN if linear.bias is None else wide_MN + linear.bias.float()).to(linear.weight.dtype)
