@@ -84,7 +84,9 @@ def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, 
         page.press("2")  # of the grid's images this one is something else
         until(lambda: worker.project.labels().given().get(active) == 1)
         assert page.run(f"document.querySelector('#tile-{active}') === null")
-        if not page.run("document.querySelectorAll('.tile[aria-selected=true]').length"):
+        many = page.run("document.querySelectorAll('.tile[aria-selected=true]').length")
+        assert f" {many} " in page.run("document.querySelector('.gridbar').innerText") or not many
+        if not many:
             page.press(" ", "ArrowRight", " ")
         before = len(worker.project.labels().of)
         page.press("Enter")  # all of one guess in one stroke
