@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import perlclip
 from perlclip.errors import PerlclipError
 from perlclip.inference.classifier import Classifier
 from perlclip.serve import engine, sheets
@@ -183,3 +184,19 @@ def test_a_batch_as_it_is_recorded_for_cuda_is_the_same(backbone, loaded, pixels
         + [(8, 8, 8)] * 2
         + [(1, 8, 8)] * 2
     )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_batches_recorded_before_they_come_answer_as_alone_on_cuda():
+    backbone = perlclip.load_backbone("tiny", device="cuda")
+    loaded = [Loaded.of(str(n), Classifier(random_adapter(backbone, "rising", n), compile="off")) for n in range(12)]
+    views = list(random_pixels(backbone, 12).to(backbone.device))
+    mine = Engine(backbone)
+    mine.warm_up(loaded[0], 16)
+    recorded = next(iter(mine._recorded.values())).seconds
+    for some in (views, views[:1] * 12, views[:3]):
+        rows = [row_of(view, one) for view, one in zip(some, loaded, strict=False)]
+        for row, found in zip(rows, mine.answer(rows), strict=True):
+            expected = alone(row)
+            assert found.label == expected.label and found.probability == pytest.approx(expected.probability, abs=1e-3)
+    assert next(iter(mine._recorded.values())).seconds == recorded > 0

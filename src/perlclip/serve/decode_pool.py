@@ -137,7 +137,7 @@ class _Decoder:
         self.channel.send_bytes(data)
         if not self.channel.poll(seconds):
             raise TimeoutError
-        reply: bytes = self.channel.recv_bytes(LONGEST)
+        reply: bytes = self.channel.recv_bytes(1 + LONGEST)
         return reply
 
     def end(self) -> None:

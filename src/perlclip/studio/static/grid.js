@@ -291,7 +291,7 @@ function correct(value) {
   if (place === undefined || value === undefined) return;
   label([place], value);
   selected.delete(place);
-  list.splice(active, 1);
+  list = list.filter(other => other !== place); // it may have gone already, with the news of that label
   active = Math.min(active, Math.max(0, list.length - 1));
   draw();
 }
