@@ -39,6 +39,7 @@ from perlclip.trust.record import NONE, OTHER_CLASSES, Trust, require_trust
 from perlclip.trust.rejection import RATE, FarWords, class_means, text_score
 
 SHOWN = 20  # class names in a notebook's view
+AHEAD = 2  # batches that the device has while answers to another one are waited for: a pause of ours does not stop it
 
 
 @dataclass(frozen=True)
@@ -384,7 +385,7 @@ class Classifier:
         """Answers to batches of pixels, each with the images that are missing in it by their place among all.
 
         With `embeddings`, also the frozen CLIP's of the pixels, (B, E), on the CPU. With `ahead`, the device is given
-        the next batch before the answers to this one are waited for.
+        the next two batches before the answers to this one are waited for.
         """
         check_limits(max_mean_steps, max_ms)
         check_several(multi_label, reject, coverage, steps, max_mean_steps, max_ms)
@@ -400,7 +401,7 @@ class Classifier:
                 pixels, lost = batch
                 found = self._begin_batch(pixels, wanted, plan) if len(pixels) else (list[Prediction], None)
                 waiting.append((*found, lost))
-            while len(waiting) > (ahead and batch is not None):
+            while len(waiting) > (AHEAD if ahead and batch is not None else 0):
                 finish, v_BE, lost = waiting.popleft()
                 some = finish()
                 answers = iter(some)
