@@ -32,6 +32,7 @@ def predict_all(job: Job, stdin: IO[bytes] | None = None) -> Labelled:
             try:
                 with work.running():
                     _execute(job)(work)
+                    work.shards.behind.wait()
             except BaseException:  # Ctrl-C, SIGTERM, a disk or a cluster that is gone: what was answered is kept
                 with suppress(PerlclipError):
                     work.flush()

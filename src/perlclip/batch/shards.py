@@ -9,8 +9,10 @@ predictions get their name last, so that what has none is made again, and the la
 """
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ class Shards:
     digits: int
     size: int
     columns: tuple[str, ...] = ()  # beside those that are always there: rejected, labels
+    behind: "Behind" = field(default_factory=lambda: Behind())
 
     def predictions(self, piece: int, part: int) -> Path:
         """Where the answers are."""
@@ -67,6 +70,23 @@ class Shards:
     def writer(self, piece: int, done: "Done", width: int = 0) -> "Writer":
         """For what is missing of a piece, with embeddings if they have a width."""
         return Writer(self, piece, done.parts, width)
+
+
+class Behind:
+    """A thread that writes a shard while answers to the next images come; what fails there is raised here."""
+
+    def __init__(self) -> None:
+        self._thread, self._last = ThreadPoolExecutor(1), Future[None]()
+        self._last.set_result(None)
+
+    def write(self, work: Callable[[], None]) -> None:
+        """Begin, when the last one is done: memory holds no more than two. Behind a failure nothing is written."""
+        self.wait()
+        self._last = self._thread.submit(work)
+
+    def wait(self) -> None:
+        """Until all is written."""
+        self._last.result()
 
 
 @dataclass
@@ -114,10 +134,13 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Write what there is; more rows of the piece may follow in another shard."""
-        shard, files = self.open, dict[Path, bytes]()
-        if not shard.rows:
-            return
+        """Have written what there is; more rows of the piece may follow in another shard."""
+        if self.open.rows:
+            self.shards.behind.write(partial(self._write, self.open))
+            self.open = _Open(self.open.part + 1)  # an interrupt before this has the same shard written again
+
+    def _write(self, shard: _Open) -> None:
+        files = dict[Path, bytes]()
         if self.width:
             vectors, about = self.shards.beside(self.piece, shard.part)
             read = [row for row in shard.rows if row["error"] is None]
@@ -128,7 +151,6 @@ class Writer:
             files[about] = _parquet([_about(row) for row in read], _schema(METADATA), {})
         content = _parquet(shard.rows, _schema((*COLUMNS, *self.shards.columns, "error")), shard.about)
         write_files({**files, self.shards.predictions(self.piece, shard.part): content})
-        self.open = _Open(shard.part + 1)
 
 
 COLUMNS = ("key", "label", "probability", "top_labels", "top_probabilities", "steps")

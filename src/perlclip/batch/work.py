@@ -247,6 +247,7 @@ class Work:
         """Write what there is of shards that are not full: it is over before its time."""
         for writer in self.writers.values():
             writer.flush()
+        self.shards.behind.wait()
 
     def total(self) -> int:
         """Images of the job; those of archives that are not read yet are estimated by their size."""

@@ -52,14 +52,14 @@ def export_backbone(
 ) -> Path:
     """Write a backbone's image tower with so many steps that begin at a depth.
 
-    `int8` is "weights", which are a quarter of the size then, or "products", which are also faster, and less exact.
+    `int8` is "weights", which are a quarter of the size then, or "products": also faster, and less exact.
     """
     path = Path(path)
     if int8 not in (None, *INT8):
         raise unknown_name("int8", str(int8), INT8)
     onnx = _require_onnx()
     require_writable(path.parent)
-    model = _Graph(onnx, _checked(backbone, depth), int8=int8).model(backbone, steps, depth)
+    model = _Graph(onnx, _checked(backbone, depth), depth, int8=int8).model(backbone, steps)
     if sum(weight.ByteSize() for weight in model.graph.initializer) < LARGEST:
         write_files({path: model.SerializeToString()})
     else:
@@ -92,22 +92,22 @@ def _checked(backbone: Backbone, depth: int) -> Tower:
 class _Graph:
     """Nodes and weights as they come; every method returns the name of what it makes."""
 
-    def __init__(self, onnx: Any, tower: Tower, *, int8: str | None) -> None:
-        self.onnx, self.tower, self.int8 = onnx, tower, int8
+    def __init__(self, onnx: Any, tower: Tower, depth: int, *, int8: str | None) -> None:
+        self.onnx, self.tower, self.depth, self.int8 = onnx, tower, depth, int8
         self.probe = tower.head if isinstance(tower.head, Probe) else None
         self.nodes: list[Any] = []
         self.weights: dict[str, Any] = {}
         self.rounded: dict[str, tuple[str, str, str]] = {}  # rows in whole numbers, half their width, and [middle, 1]
         self.read: dict[str, str] = {}
 
-    def model(self, backbone: Backbone, steps: int, depth: int) -> Any:
+    def model(self, backbone: Backbone, steps: int) -> Any:
         """The whole of it, checked."""
         helper, kinds = self.onnx.helper, self.onnx.TensorProto
         size, width, out = backbone.preprocess.size, self.tower.width, backbone.embed_dim
         known = {"K": steps + 1, "D": width, "E": out}
         inputs = {"pixels": ("B", 3, size, size), "which": ("B",)}
         inputs |= {name: tuple(known.get(letter, letter) for letter in shape) for name, shape in ADAPTER.items()}
-        self.trajectory(steps, depth, backbone.logit_scale)
+        self.trajectory(steps, backbone.logit_scale)
         described = [
             helper.make_tensor_value_info(name, kinds.INT64 if name == "which" else kinds.FLOAT, shape)
             for name, shape in inputs.items()
@@ -117,7 +117,7 @@ class _Graph:
         graph = helper.make_graph(self.nodes, "perl", described, made, list(self.weights.values()))
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
         model.producer_name, model.producer_version = "perlclip", perlclip.__version__
-        helper.set_model_props(model, {"perlclip": json.dumps(about(backbone, steps, depth))})
+        helper.set_model_props(model, {"perlclip": json.dumps(about(backbone, steps, self.depth))})
         return model
 
     # ---- words ----
@@ -137,23 +137,23 @@ class _Graph:
         return name
 
     def linear(self, x: str, weight: Tensor, bias: Tensor | None, name: str) -> str:
-        """x Wᵀ + b."""
-        if self.int8 == "products":
+        """x Wᵀ + b; in whole numbers only in the blocks that every step takes again, but for the last of them.
+
+        What is rounded in the others is cheap to leave alone, as it is done once or at one row, and moves answers most.
+        """
+        block = name.partition(".")[0]
+        if self.int8 == "products" and block.isdigit() and self.depth <= int(block) < self.tower.depth - 1:
             return self.whole(x, weight, bias, name)
-        w_DM = self.stored(weight, name)[0] if self.int8 else self.constant(weight.T, f"{name}.weight")
-        y = self("MatMul", x, w_DM)
+        y = self("MatMul", x, self.small(weight, name) if self.int8 else self.constant(weight.T, f"{name}.weight"))
         return y if bias is None else self("Add", y, self.constant(bias, f"{name}.bias"))
 
-    def stored(self, weight: Tensor, name: str) -> tuple[str, Tensor]:
-        """A weight from -127 to 127 by column and its step, to be multiplied again, and the sum of each column."""
-        w_DM = weight.detach().T
-        steps_M = (w_DM.abs().amax(0) / 127).clamp(min=1e-12)
-        whole_DM = (w_DM / steps_M).round()
-        if self.int8 == "products" or name not in self.read:  # runtimes replace a product with what stands before it
-            zeros = self.constant(np.zeros(len(steps_M)), f"zeros_{len(steps_M)}", np.int8)
-            parts = self.constant(whole_DM, f"{name}.weight", np.int8), self.constant(steps_M, f"{name}.step"), zeros
-            self.read[name] = self("DequantizeLinear", *parts, axis=1)
-        return self.read[name], (whole_DM * steps_M).sum(0)
+    def small(self, weight: Tensor, name: str) -> str:
+        """A weight from -127 to 127 by column, made floats again by a cast, which runtimes do once, when loading."""
+        if name not in self.read:
+            whole_DM, steps_M = _in_steps(weight)
+            cast = self("Cast", self.constant(whole_DM, f"{name}.weight", np.int8), to=self.onnx.TensorProto.FLOAT)
+            self.read[name] = self("Mul", cast, self.constant(steps_M, f"{name}.step"))
+        return self.read[name]
 
     def whole(self, x: str, weight: Tensor, bias: Tensor | None, name: str) -> str:
         """x Wᵀ + b in whole numbers, x from -127 to 127 between the least and the largest of each row.
@@ -171,7 +171,11 @@ class _Graph:
             m_1 = self("Concat", m, self("Div", span, span), axis=-1)
             self.rounded[x] = self("DequantizeLinear", q, *scale), span, m_1
         r, span, m_1 = self.rounded[x]
-        w_DM, sums_M = self.stored(weight, name)
+        whole_DM, steps_M = _in_steps(weight)
+        parts = self.constant(whole_DM, f"{name}.weight", np.int8), self.constant(steps_M, f"{name}.step")
+        zeros = self.constant(np.zeros(len(steps_M)), f"zeros_{len(steps_M)}", np.int8)
+        # A node of its own for each product: runtimes replace it with what stands before it.
+        w_DM, sums_M = self("DequantizeLinear", *parts, zeros, axis=1), (whole_DM * steps_M).sum(0)
         rest_2M = torch.stack([sums_M, torch.zeros_like(sums_M) if bias is None else bias.detach()])
         y = self("Mul", self("MatMul", r, w_DM), span)
         return self("Add", y, self("MatMul", m_1, self.constant(rest_2M, f"{name}.rest")))
@@ -283,8 +287,9 @@ class _Graph:
         y = self("Add", self("MatMul", y, own["down_weight"]), own["down_bias"])
         return self("Add", self("MatMul", self("Gelu", y), own["up_weight"]), own["up_bias"])
 
-    def trajectory(self, steps: int, depth: int, logit_scale: float) -> None:
+    def trajectory(self, steps: int, logit_scale: float) -> None:
         """All steps, both outputs."""
+        depth = self.depth
         self.chosen = {name: self.gather(name) for name in ADAPTER if name != "classes"}
         for name in ("norm_weight", "norm_bias", "down_bias", "up_bias"):
             self.chosen[name] = self("Unsqueeze", self.chosen[name], self.constant([1]))
@@ -313,6 +318,13 @@ class _Graph:
         own = self("Unsqueeze", "which", self.constant([1]))
         found = self("GatherND", self("Transpose", scores, perm=[2, 0, 1, 3]), own, batch_dims=1)
         self("Mul", found, self.constant(logit_scale), out="logits")
+
+
+def _in_steps(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight's transpose from -127 to 127 by column, and the step of each."""
+    w_DM = weight.detach().T
+    steps_M = (w_DM.abs().amax(0) / 127).clamp(min=1e-12)
+    return (w_DM / steps_M).round(), steps_M
 
 
 def about(backbone: Backbone, steps: int, depth: int) -> dict[str, Any]:

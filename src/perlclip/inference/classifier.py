@@ -38,6 +38,7 @@ from perlclip.trust.record import Trust
 from perlclip.trust.rejection import RATE, FarWords, class_means
 
 SHOWN = 20  # class names in a notebook's view
+AHEAD = 2  # batches that the device has while answers to another one are waited for: a pause of ours does not stop it
 
 
 class _Options(TypedDict, total=False):
@@ -315,7 +316,7 @@ class Classifier:
         """Answers to batches of pixels, each with the images that are missing in it by their place among all.
 
         With `embeddings`, also the frozen CLIP's of the pixels, (B, E), on the CPU. With `ahead`, the device is given
-        the next batch before the answers to this one are waited for.
+        the next two batches before the answers to this one are waited for.
         """
         check_limits(max_mean_steps, max_ms)
         check_several(multi_label, reject, coverage, steps, max_mean_steps, max_ms)
@@ -331,7 +332,7 @@ class Classifier:
                 pixels, lost = batch
                 found = self._begin_batch(pixels, wanted, plan) if len(pixels) else (list[Prediction], None)
                 waiting.append((*found, lost))
-            while len(waiting) > (ahead and batch is not None):
+            while len(waiting) > (AHEAD if ahead and batch is not None else 0):
                 finish, v_BE, lost = waiting.popleft()
                 some = finish()
                 answers = iter(some)
