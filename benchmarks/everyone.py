@@ -51,13 +51,13 @@ def commands(suite: str, more: str) -> Iterator[str]:
 
 
 def collect(stores: Sequence[Path], out: Path, *, few_shot: bool) -> None:
-    """One line a test. A training that several runs share took its time once: those of the others are left empty."""
+    """One line a test. The time is left empty where a run took another's training, or found its own almost done."""
     rows = []
     for record in (record for store in stores for record in Store(store).records().complete):
         if (record["run"]["protocol"] == "few-shot") != few_shot:
             continue
         run, seconds = record["run"], record["seconds"]
-        time = f"{seconds['fit'] + seconds.get('head', 0):.1f}" if seconds["fit"] else ""
+        time = f"{seconds['fit'] + seconds.get('head', 0):.1f}" if seconds["fit"] > 0.05 else ""
         for part, metrics in record["metrics"].items():
             rows.append([
                 run["dataset"], run["shots"], run["seed"], row_of(run), f"{run['protocol']} {part}",

@@ -6,33 +6,38 @@
 `train` draws 16 shots of the base classes and trains PERL by its recipe: on all of them, as `fit`'s rehearsal does on
 three quarters of each class, and on three quarters of half of the classes, twice. What each says about the shots, and
 about images of base and novel classes that are neither shots nor test images, is saved step by step. `measure` chooses
-by the shots and looks at those images: the share of the adapted answer, and the offset between trained and new classes.
+by the shots and looks at those images: the share of the adapted answer for lists of new classes, and the offset between
+trained and new classes for lists that have both.
 
-Shapes: K steps, N images, C all classes of the set, E embedding width.
+Shapes: K steps, N images, C classes of a list, O offsets.
 """
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 
 import perlclip
 from benchmarks.photographs import photographs
-from benchmarks.strong import split
+from benchmarks.strong import harmonic, split
 from perlclip.backbone import Backbone
 from perlclip.data.loading import fixed_views
-from perlclip.data.sets import ImageSet
+from perlclip.data.sets import DataSet, ImageSet
 from perlclip.data.toybox import load_toybox
 from perlclip.methods.perl import Perl
 from perlclip.methods.registry import find_recipe
+from perlclip.training.choose_head import SHARES, STRENGTHS, TEXTS, Said, choose
 
+OFFSETS = torch.arange(-24, 25) / 4
 MOST = 400  # images of a part to measure on
 
 
@@ -76,7 +81,7 @@ def look(method: Perl, images: ImageSet, class_names: Sequence[str]) -> tuple[Te
     return torch.cat(found, 1), torch.cat(frozen)
 
 
-def train(backbone: Backbone, data: Any, seed: int, shots: int, settings: dict[str, Any]) -> dict[str, Tensor]:
+def train(backbone: Backbone, data: DataSet, seed: int, shots: int, settings: dict[str, Any]) -> dict[str, Tensor]:
     """All of it for one draw."""
     parts = split(data, shots, seed)
     images = {"shots": parts["train"], "base": some(parts["base"]), "novel": some(parts["novel"])}
@@ -104,6 +109,95 @@ def train(backbone: Backbone, data: Any, seed: int, shots: int, settings: dict[s
     return out
 
 
+# ---- what could be chosen by them ----
+
+
+class Case:
+    """What `train` has saved of one draw; classes are numbered in the set's order, base before novel."""
+
+    def __init__(self, path: Path) -> None:
+        self.name, self.found = path.stem, load_file(path)
+        self.labels_N, self.scale = self.found["shots.labels"], self.found["scale"].item()
+        self.base = self.found["full.classes"].tolist()
+        self.all = list(range(self.found["full.shots"].shape[-1]))
+        self.novel = self.all[len(self.base) :]
+
+    def texts(self, key: str, classes: Sequence[int], share: float) -> Tensor:
+        """The mixture of the adapted answer, readout rising, and zero-shot's, for a list of classes, (N, C)."""
+        logits_KNC = self.scale * self.found[key].float()[:, :, list(classes)]
+        weight_K = torch.arange(1.0, len(logits_KNC) + 1)
+        logp_KNC = logits_KNC.log_softmax(-1) + (weight_K / weight_K.sum()).log()[:, None, None]
+        return share * logp_KNC.logsumexp(0) + (1 - share) * logits_KNC[0]
+
+    def share(self) -> float:
+        """As `fit` chooses it, on the shots held out of the rehearsal."""
+        seen = set(self.found["shots.places"].tolist())
+        held = [i for i in range(len(self.labels_N)) if i not in seen]
+        zero, adapted = (self.texts("shots.shots", self.base, share)[held] for share in (0.0, 1.0))
+        nothing = torch.zeros(len(STRENGTHS), *zero.shape)
+        said = Said(labels_N=self.labels_N[held], zero_NC=zero, adapted_NC=adapted, scores_LNC=nothing)
+        return choose(said, SHARES, "rehearsal").share
+
+    def halves(self) -> Iterator[tuple[str, list[int], list[int], list[int], list[int]]]:
+        """Of both rehearsals without half of the classes: trained and new classes, and shots of both to ask about."""
+        for key in ("half 0", "half 1"):
+            trained, seen = self.found[f"{key}.classes"].tolist(), set(self.found[f"{key}.places"].tolist())
+            held = [i for i, c in enumerate(self.labels_N.tolist()) if c in trained and i not in seen]
+            strange = [i for i, c in enumerate(self.labels_N.tolist()) if c not in trained]
+            yield f"{key}.shots", trained, [c for c in self.base if c not in trained], held, strange
+
+    def share_for_new(self) -> float:
+        """The share that makes the classes left out most likely among themselves, each at its best temperature."""
+        likely: dict[float, float] = {}
+        for share in SHARES:
+            by_text = torch.zeros(len(TEXTS))
+            for key, _, new, _, strange in self.halves():
+                place_N = torch.tensor([new.index(int(self.labels_N[i])) for i in strange])[:, None]
+                texts_NC = self.texts(key, new, share)[strange]
+                by_text += torch.stack([(w * texts_NC).log_softmax(-1).gather(1, place_N).sum() for w in TEXTS])
+            likely[share] = by_text.max().item()
+        return max(likely, key=lambda share: likely[share])
+
+    def offset(self, share: float) -> float:
+        """Log-odds for the trained classes that make it most likely which of the shots are of new ones."""
+        odds: dict[int, list[Tensor]] = {1: [], -1: []}
+        for key, trained, new, held, strange in self.halves():
+            whole_NC = self.texts(key, self.base, share)
+            trained_N, new_N = whole_NC[:, trained].logsumexp(-1), whole_NC[:, new].logsumexp(-1)
+            odds[1].append((trained_N - new_N)[held])
+            odds[-1].append((trained_N - new_N)[strange])
+        likely_O = sum(F.logsigmoid(k * (torch.cat(each)[:, None] + OFFSETS)).mean(0) for k, each in odds.items())
+        assert isinstance(likely_O, Tensor)
+        return OFFSETS[int(likely_O.argmax())].item()
+
+    def right(self, part: str, classes: Sequence[int], share: float, offset: float = 0.0) -> float:
+        """Accuracy on validation images in percent, texts alone."""
+        texts_NC = self.texts(f"full.{part}", classes, share)
+        texts_NC[:, : len(self.base)] += offset if len(classes) > len(self.base) else 0.0
+        asked_N = torch.tensor(classes)[texts_NC.argmax(-1)]
+        return 100 * (asked_N == self.found[f"{part}.labels"]).float().mean().item()
+
+
+def measure(folder: Path) -> None:
+    """A row for each draw, then their mean: zero-shot, what `fit` does now, and what the halves would have it do."""
+    rows: list[dict[str, float]] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        case = Case(path)
+        share = case.share()
+        new, offset = case.share_for_new(), case.offset(share)
+        row = {"share": share, "for new": new, "offset": offset}
+        row |= {f"novel {s}": case.right("novel", case.novel, v) for s, v in (("0", 0.0), ("now", share), ("new", new))}
+        for name, with_share, by in (("0", 0.0, 0.0), ("now", share, 0.0), ("offset", share, offset)):
+            both = [case.right(part, case.all, with_share, by) for part in ("base", "novel")]
+            row |= {f"all {name} {part}": value for part, value in zip(("base", "novel"), both, strict=True)}
+        rows.append(row)
+        print(f"{case.name:24}" + "  ".join(f"{key} {value:.2f}" for key, value in row.items()), flush=True)
+    mean = {key: fmean(row[key] for row in rows) for key in rows[0]}
+    print(f"{'mean':24}" + "  ".join(f"{key} {value:.2f}" for key, value in mean.items()))
+    for name in ("0", "now", "offset"):
+        print(f"HM among all, {name}: {harmonic(mean[f'all {name} base'], mean[f'all {name} novel']):.2f}")
+
+
 def main() -> None:
     """See the top of the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -115,6 +209,9 @@ def main() -> None:
     parser.add_argument("--shots", type=int, default=16)
     parser.add_argument("--set", action="append", default=[], help="another setting of PERL's, as vision_depth=10")
     options = parser.parse_args()
+    if options.what == "measure":
+        measure(options.folder)
+        return
     settings = {key: int(value) for key, value in (each.split("=") for each in options.set)}
     options.folder.mkdir(parents=True, exist_ok=True)
     dtype = "bfloat16" if options.real else "float32"
