@@ -104,9 +104,7 @@ class Block(nn.Module):
         """Have the large products made in 8 bits."""
         if form is None:
             return
-        # The few large numbers of `fc2`'s rows leave int8 no bits for the many small ones: without it, as many answers
-        # are float32's as in bfloat16.
-        names = ("qkv", "out", "fc1", "fc2") if form == FLOAT8 else ("qkv", "out", "fc1")
+        names = ("qkv", "out", "fc1", "fc2")
         linears: dict[str, nn.Linear] = {name: getattr(self, name) for name in names}
         if form == FLOAT8 and any((x.in_features | x.out_features) % 16 for x in linears.values()):
             return  # which the cards cannot read
