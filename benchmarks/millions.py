@@ -11,7 +11,7 @@ all of its K = 4 steps, with a random projector. `end_to_end` is a whole job but
 of its processes and the first batches; `steady` is what comes behind its first tenth. `share` is that over the slower
 of decoding and device, the goal of which is 90 %; where the device is a CPU, both take the same cores, and
 `share_of_both` is over what remains if they take turns. `--memory N` labels N images and says what the processes hold
-after each tenth. `--ray` does a job on a local Ray cluster of two nodes and kills a worker and one of the nodes.
+after each tenth. `--ray` does a job here, on a local Ray cluster, and on one of two nodes, killing a worker and a node.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from PIL import Image
 import perlclip
 from benchmarks.common import RESULTS, Table, machine
 from perlclip.backbone.preprocess import Preprocess
-from perlclip.batch.decoders import decoded
+from perlclip.batch.decoders import SLOTS, decoded
 from perlclip.batch.job import predict_all
 from perlclip.batch.shards import answers
 from perlclip.batch.work import BATCH, DECODE, Job
@@ -103,7 +103,7 @@ def device(classifier: perlclip.Classifier, size: int, seconds: float) -> float:
 
 
 def whole(job: Job, size: int) -> tuple[float, float]:
-    """Images a second of a job, and of what comes behind its first tenth, or behind three batches if that is more."""
+    """Images a second of a job, and of what comes behind its first tenth, and behind what was decoded meanwhile."""
     times: list[tuple[int, float]] = []
 
     def listen(_title: str, done: int, _total: int, _note: str) -> None:
@@ -111,7 +111,7 @@ def whole(job: Job, size: int) -> tuple[float, float]:
 
     with heard_by(listen):
         found = predict_all(job)
-    first, began = next(each for each in times if each[0] >= max(found.images // 10, 3 * size))
+    first, began = next(each for each in times if each[0] >= max(found.images // 10, (SLOTS + 1) * size))
     last, ended = times[-1]
     return found.added / found.seconds, (last - first) / (ended - began) if last > first else 0.0
 
@@ -151,14 +151,22 @@ def memory(job: Job, rows: Table) -> None:
     print(f"{found.images:,} images, {found.added / found.seconds:,.1f} a second")
 
 
-def killed(job: Job) -> dict:
-    """A cluster of a head and two nodes: when there is a shard an actor is killed, at the next one a node."""
+def on_ray(job: Job) -> Iterator[dict]:
+    """The same job here, on a cluster of its own, and on one of two nodes while an actor and then a node are killed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
+    def done(what: str, **more) -> dict:
+        out = Path(f"{job.out}-{what.partition(',')[0]}-{len(more)}")
+        found = predict_all(Job(**vars(job) | {"out": out} | more))
+        in_order = [row["key"] for row in answers(out)] == Path(job.sources[0]).read_text().splitlines()
+        return {"what": what, "images": found.images, "seconds": found.seconds, "rows_in_order": in_order}
+
+    yield done("local")
+    yield done("ray", executor="ray")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     nodes = [cluster.add_node(num_cpus=2, object_store_memory=2**28) for _ in range(2)]
-    out, said = Path(job.out), []
+    out, said = Path(f"{job.out}-ray-2"), list[int]()
 
     def kill() -> None:
         for number, how in enumerate((kill_actor, lambda: cluster.remove_node(nodes[0], allow_graceful=False)), 1):
@@ -169,15 +177,10 @@ def killed(job: Job) -> dict:
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    found = predict_all(Job(**vars(job) | {"executor": "ray", "address": cluster.address}))
+    row = done("ray, killed", executor="ray", address=cluster.address)
     killer.join(10)
-    keys = [row["key"] for row in answers(out)]
-    listed = Path(job.sources[0]).read_text().splitlines()
     cluster.shutdown()
-    killings = {"actor_killed_after_shards": said[0], "node_killed_after_shards": said[1]} if len(said) == 2 else {}
-    row = {"images": found.images, "seconds": found.seconds, "errors": found.errors, **killings}
-    row["rows_in_order"] = keys == listed
-    return row
+    yield row | dict(zip(("actor_killed_after_shards", "node_killed_after_shards"), said, strict=False))
 
 
 def kill_actor() -> None:
@@ -239,11 +242,12 @@ def main() -> None:
             memory(job(listed(args.memory), shard_size=max(1, args.memory // 10), progress=False), rows)
         elif args.ray:
             tenth = max(1, most // 10)
-            rows.add(killed(job(listed(most), shard_size=tenth, device="cpu", progress=False)))
+            for row in on_ray(job(listed(most), shard_size=tenth, device="cpu", progress=False)):
+                rows.add(row)
         else:
             for word in args.decode:
                 for workers in args.workers:
-                    count = max(6 * size, most * workers // max(args.workers))
+                    count = max(12 * size, most * workers // max(args.workers))
                     one = job(listed(count), workers=workers, decode=word)
                     feed = decoding(one, backbone, [paths[i % len(paths)] for i in range(count)], size)
                     found, steady = whole(one, size)

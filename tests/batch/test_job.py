@@ -20,6 +20,7 @@ from perlclip.batch.shards import answers
 from perlclip.batch.work import DECODE, Job
 from perlclip.data import images as images_module
 from perlclip.data.images import Packed, Unreadable, read_image
+from perlclip.files import write_files
 from tests.cli.test_cli import fails, run
 from tests.cli.test_vocabulary import PAIRS
 from tests.common import loud, random_pixels
@@ -137,6 +138,27 @@ def test_a_job_killed_at_any_rename_goes_on_to_the_same_rows(adapter, images, do
     with torch.no_grad():
         pixels = backbone.preprocess.test_view(read_image(done[-1]["key"]))[None]
         assert np.abs(v[2][-1] - backbone.encode_image(pixels)[0].numpy()).max() < 1e-3
+
+
+def test_a_disk_that_fails_behind_the_work_is_said_and_nothing_is_written_after_it(
+    adapter, images, done, tmp_path, monkeypatch
+):
+    """A thread writes: what goes wrong there ends the job, and the same command goes on where it did."""
+    out, written = tmp_path / "out", []
+
+    def full(contents):
+        written.extend(path.name for path in contents)
+        if "predictions_00001.parquet" in written:
+            raise perlclip.PerlclipError("cannot write: no space")
+        write_files(contents)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("perlclip.batch.shards.write_files", full)
+        with pytest.raises(perlclip.PerlclipError, match="no space"):
+            predict_all(job(adapter, images, out))
+    assert written == ["predictions_00000.parquet", "predictions_00001.parquet"]
+    assert predict_all(job(adapter, images, out)).added == 8
+    assert same(list(answers(out)), done)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a child that is killed is forked")

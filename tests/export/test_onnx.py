@@ -114,6 +114,9 @@ def test_int8_is_a_quarter_of_the_size_and_nearly_the_same(file, three, tiny, tm
     assert path.stat().st_size < 0.35 * file.stat().st_size and 0 < np.abs(exact - small).max() < most
     alone = run_file(path, three[:1], pixels[1:2], [0])
     assert np.abs(alone - small[1:2]).max() < 1e-3, "an answer does not depend on what else is in the batch"
+    read = [node.input[0] for node in onnx.load(path).graph.node if node.op_type == "DequantizeLinear"]
+    blocks = {int(name.partition(".")[0]) for name in read if name.endswith(".weight")}
+    assert blocks == (set(range(7, tiny.vision.depth - 1)) if int8 == "products" else set()), "what steps take again"
 
 
 HEADS = {

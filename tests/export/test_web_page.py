@@ -1,4 +1,7 @@
-"""The page in a real browser, from a file: the pixels and the answers of Python, with two adapters in one batch."""
+"""The page in a real browser, from a file: the pixels and the answers of Python, with two adapters in one batch.
+
+WEB_PICTURE=docs/browser.png python -m pytest tests/export/test_web_page.py -k picture      # draws that of docs/onnx.md
+"""
 
 import base64
 import gzip
@@ -112,6 +115,25 @@ def test_what_is_no_image_is_said_and_nothing_is_fetched(page):
     refused = browser.run("fetch('https://example.com').then(() => 'fetched', error => error.name)")
     assert refused == "TypeError"
     browser.wrong[:] = [each for each in browser.wrong if "Content Security Policy" not in each]
+
+
+@needs_browser
+@needs_runtime
+@pytest.mark.skipif("WEB_PICTURE" not in os.environ, reason="WEB_PICTURE=docs/browser.png draws the documents' picture")
+def test_a_picture_for_the_documents(tmp_path):
+    sets = ("noisy_shapes", "turned_shapes")
+    for name in sets:
+        ask = ("--backbone", "tiny", "--shots", "16", "--epochs", "1", "--no-rehearse", "--out", tmp_path / name)
+        run("fit", f"toybox:{name}", *ask)
+    ask = ("--format", "web", "--runtime", FOUND[0], "--examples", "toybox:noisy_shapes", "--out", tmp_path / "a.html")
+    run("export", *(tmp_path / name for name in sets), *ask)
+    with Browser(tmp_path, 1120, 840) as browser:
+        browser.open((tmp_path / "a.html").as_uri())
+        browser.wait("document.querySelectorAll('#examples button').length > 4")
+        for n in (1, 4):
+            browser.run(f"document.querySelectorAll('#examples button')[{n}].click()")
+            browser.wait(f"document.querySelectorAll('article').length === {1 + n // 4}")
+        browser.picture(Path(os.environ["WEB_PICTURE"]))
 
 
 def package(path: Path, names: list[str]) -> Path:
