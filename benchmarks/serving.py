@@ -408,7 +408,7 @@ def threads(world: World) -> None:
 
 def in_parts(
     world: World, threads: int, work: Callable[[Client, int], object], count: int, what: str, unit: str,
-    value: Callable[[Counter], float],
+    value: Callable[[Counter], float], also: Callable[[], dict] = dict,
 ) -> None:  # fmt: skip
     """So many requests in parts: after each the figure so far, which the last one replaces."""
     (address, _), counted, began = world.service(), Counter(), time.perf_counter()
@@ -417,7 +417,8 @@ def in_parts(
         counted.update(many(address, threads, lambda c, i, start=start: work(c, start + i), end - start)[0])
         world.rows = [row for row in world.rows if (row["part"], row["what"]) != (world.part, what)]
         spent = round(time.perf_counter() - began)
-        world.note(what, value(counted), unit, requests=end, **{str(k): n for k, n in counted.items()}, seconds=spent)
+        more = {str(k): n for k, n in counted.items()} | {"seconds": spent} | also()
+        world.note(what, value(counted), unit, requests=end, **more)
 
 
 def first_use(client: Client, name: str) -> float:
@@ -466,8 +467,10 @@ def hostile(world: World) -> None:
     def crashed(_: Counter) -> int:
         return int(Client(address).ask("GET", "/readyz")[0] != 200 or not Path(f"/proc/{pid}").exists())
 
-    in_parts(world, options.attackers, work, options.hostile, "hostile bodies, crashes", "", crashed)
-    world.note("slowest good answer after one", 1e3 * slowest[0], "ms", attackers=options.attackers)
+    def also() -> dict:
+        return {"attackers": options.attackers, "slowest_good_answer_ms": round(1e3 * slowest[0])}
+
+    in_parts(world, options.attackers, work, options.hostile, "hostile bodies, crashes", "", crashed, also)
 
 
 def hostile_body(rng: random.Random, files: list[bytes]) -> tuple[str, bytes, dict[str, str]]:

@@ -193,7 +193,7 @@ def figure(options: argparse.Namespace) -> None:
                 low, high = points[:, 1] - spread, points[:, 1] + spread
                 axis.fill_between(points[:, 0], low, high, color=colour, alpha=0.15, linewidth=0)
             axis.set(title=name, xlabel="keys pressed", ylabel="accuracy %")
-        figure.axes[0].legend()
+        max(figure.axes, key=lambda axis: len(axis.lines)).legend()
 
     picture = Image.open(io.BytesIO(draw("annotator", "", (3.2 * len(sets), 3), paint).png))
     picture.convert("RGB").quantize(64).save("docs/studio-annotator.png", optimize=True)

@@ -88,7 +88,7 @@ def on_device(values: Sequence[Any], device: torch.device) -> Tensor:
     So the host has prepared the answers to a batch by the time when the card has made its embeddings.
     """
     tensor = torch.tensor(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Sheets:
