@@ -131,6 +131,15 @@ def _load_rows(own_ptr, own_stride, front_ptr, b, row, column, k, N, E: tl.const
 
 
 @triton.jit
+def _load_qkv(own_ptr, own_stride, front_ptr, b, row, column, k, N, D: tl.constexpr, FRONT: tl.constexpr):
+    """Queries, keys and values of one head."""
+    q = _load_rows(own_ptr, own_stride, front_ptr, b, row, column, k, N, 3 * D, FRONT)
+    key = _load_rows(own_ptr, own_stride, front_ptr, b, row, D + column, k, N, 3 * D, FRONT)
+    v = _load_rows(own_ptr, own_stride, front_ptr, b, row, 2 * D + column, k, N, 3 * D, FRONT)
+    return q, key, v
+
+
+@triton.jit
 def _attention_weights(q, key, row, N, scale, CAUSAL: tl.constexpr):
     """softmax(q kᵀ · scale ln 2) of all rows of one head."""
     hidden = row[None, :] >= N
@@ -149,9 +158,7 @@ def _short_attention(
     """All rows of one head of a short sequence."""
     b, h, D = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, H * d
     row, column = tl.arange(0, BLOCK), h * d + tl.arange(0, d)
-    q = _load_rows(own_ptr, own_stride, front_ptr, b, row, column, k, N, 3 * D, FRONT)
-    key = _load_rows(own_ptr, own_stride, front_ptr, b, row, D + column, k, N, 3 * D, FRONT)
-    v = _load_rows(own_ptr, own_stride, front_ptr, b, row, 2 * D + column, k, N, 3 * D, FRONT)
+    q, key, v = _load_qkv(own_ptr, own_stride, front_ptr, b, row, column, k, N, H * d, FRONT)
     out = tl.dot(_attention_weights(q, key, row, N, scale, CAUSAL).to(v.dtype), v)
     here = out_ptr + (b * N + row[:, None]) * D + column[None, :]
     tl.store(here, out.to(v.dtype), mask=(row < N)[:, None])
@@ -165,9 +172,7 @@ def _short_attention_backward(
     """The gradient of queries, keys and values of the first `rows` rows: of all, or of those in front."""
     b, h, D = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, H * d
     row, column = tl.arange(0, BLOCK), h * d + tl.arange(0, d)
-    q = _load_rows(own_ptr, own_stride, front_ptr, b, row, column, k, N, 3 * D, FRONT)
-    key = _load_rows(own_ptr, own_stride, front_ptr, b, row, D + column, k, N, 3 * D, FRONT)
-    v = _load_rows(own_ptr, own_stride, front_ptr, b, row, 2 * D + column, k, N, 3 * D, FRONT)
+    q, key, v = _load_qkv(own_ptr, own_stride, front_ptr, b, row, column, k, N, H * d, FRONT)
     here = d_out_ptr + (b * N + row[:, None]) * D + column[None, :]
     d_out = tl.load(here, mask=(row < N)[:, None], other=0.0)
     p = _attention_weights(q, key, row, N, scale, CAUSAL)
