@@ -25,6 +25,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -152,11 +153,13 @@ class Bench:
 
     def text_cases(self, count: int, state: ClassState) -> dict[str, Work]:
         (ids, _), ours = self.forms.plain.tokenise(prompts(count)), self.forms.ours
-        groups = ours.backbone.tokenize(state.classes.prompts()).by_length()
+        tokens = ours.backbone.tokenize(state.classes.prompts())
+        replayed = replace(ours.prepare_tokens(state.classes, tokens), replay=self.cuda)
         return {
             "clip": lambda: self.forms.clip.get_text_features(input_ids=ids),
             "plain": lambda: self.forms.plain_text(count),
-            "ours": lambda: ours.encode_text(ours.prepare_tokens(state.classes, groups)),
+            "ours": lambda: ours.encode_text(ours.prepare_tokens(state.classes, tokens)),
+            **({"ours, compiled": lambda: ours.encode_text_steps(replayed)} if self.cuda else {}),
             "ours, again": recorded(lambda: ours.encode_text(state)),
         }
 
@@ -396,7 +399,7 @@ def image_operations(ours: Method, batch: int) -> float:
 def text_operations(state: ClassState) -> float:
     """The refinement alone, which is what a training step repeats."""
     total = 0.0
-    for refinement, _ in state.groups:
+    for refinement, _ in state.frozen.groups:
         (C, n, width), tower = refinement.x_BND.shape, refinement.tower
         upper = tower.full - DEPTH
         for k in range(1, STEPS + 1):

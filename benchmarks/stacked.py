@@ -139,10 +139,10 @@ class Stack:
             state = self.perl.class_state(list(prompts))
             assert isinstance(state, PerlState)
             groups = []
-            for refinement, h0_CD in state.groups:
+            for refinement, h0_CD in state.frozen.groups:
                 again = torch.arange(len(h0_CD), device=h0_CD.device).repeat(len(self.members))
                 groups.append((refinement.of(again), h0_CD[again]))
-        return groups, state.place_C
+        return groups, state.frozen.place_C
 
     def _think(self, side: str, k: int, h_mD: Tensor) -> list[Tensor]:
         return [self.projectors[side](h_mD)]

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -156,6 +157,23 @@ def test_classifier_and_evaluation_answer_alike_compiled_or_not(tiny, strict):
             p.add_(torch.randn_like(p))
     answers = [c.predict(images[:1])[0].probability for c in classifiers]
     assert abs(answers[0] - answers[1]) < 1e-3, "a graph of the old weights is not used"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_class_lists_of_several_perls_are_encoded_by_one_graph(strict, dtype):
+    backbone = perlclip.load_backbone("tiny", device="cuda", dtype=dtype)
+    methods = [perlclip.create_method("perl", backbone) for _ in range(3)]
+    for i, method in enumerate(methods):
+        torch.nn.init.constant_(method.projectors["text"].up.bias, 0.1 * i)
+    lists = [[f"a photo of the {word} {i}." for i in range(9)] for word in ("cat", "dog", "ox")]
+    for prompts in lists:
+        for method in methods:
+            state = method.class_state(prompts)
+            with torch.no_grad():
+                want, got = (method.encode_text_steps(replace(state, replay=replay)) for replay in (False, True))
+            torch.testing.assert_close(got, want, atol=1e-4 if dtype == "float32" else 0.03, rtol=0)
+    (graphs,) = backbone.recorded.values()
+    assert graphs.compiled.seconds > 0 and len(graphs.compiled._recorded) == 1
 
 
 def test_stages_of_adaptive_thinking_answer_alike_compiled_or_not(tiny, shots, strict):

@@ -387,6 +387,7 @@ def test_training_does_not_run_the_frozen_text_again(tiny, pixels, rows_done, na
     """PERL's first refinement block only attends: its frozen rows' projections are kept."""
     method = perlclip.create_method(name, tiny)
     state = method.class_state(CLASSES)
+    method.loss(pixels, LABELS, state)
     rows_done["text"].clear()
     method.loss(pixels, LABELS, state)
     assert min(rows_done["text"]) == first

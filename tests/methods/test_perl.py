@@ -1,5 +1,7 @@
 """PERL against the paper and against a plain implementation that saves nothing."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -8,7 +10,7 @@ from transformers import CLIPModel
 
 import perlclip
 from perlclip.backbone.clip import vit_b16_shape
-from perlclip.methods.perl import Perl
+from perlclip.methods.perl import Perl, encode_texts
 from perlclip.methods.settings import parse_setting
 from perlclip.reference.perl import PlainPerl, PlainPerlVariants
 from tests.common import CLOSE, loud, random_pixels
@@ -112,8 +114,8 @@ def test_gradient_never_reaches_the_frozen_part(backbone):
         side: {k: v.clone() for k, v in getattr(backbone, side).state_dict().items()} for side in ("vision", "text")
     }
     state = method.class_state(PROMPTS)
-    assert not any(h0_BD.requires_grad for _, h0_BD in state.groups)
-    assert not any(refinement.x_BND.requires_grad for refinement, _ in state.groups)
+    assert not any(h0_BD.requires_grad for _, h0_BD in state.frozen.groups)
+    assert not any(refinement.x_BND.requires_grad for refinement, _ in state.frozen.groups)
     method.loss(random_pixels(backbone), torch.tensor([0, 1, 2]), state).backward()
     for side, weights in before.items():
         for name, p in getattr(backbone, side).named_parameters():
@@ -172,6 +174,10 @@ def test_variants_equal_the_plain_form(any_backbone, settings):
     state = method.class_state(PROMPTS)
     with torch.no_grad():
         torch.testing.assert_close(method.trajectory(pixels, state), plain.trajectory(pixels, PROMPTS, "{}"), **CLOSE)
+        padded = method.encode_text_steps(replace(state, replay=True))
+        torch.testing.assert_close(padded, method.encode_text_steps(state), **CLOSE)
+    assert bool(any_backbone.recorded) == ("text" in method.projectors), "as a graph would have it"
+    any_backbone.recorded.clear()
     ours, theirs = method.loss(pixels, labels, state), plain.loss(pixels, labels, PROMPTS, "{}")
     parameters = list(method.parameters())
     for got, want in zip(*(torch.autograd.grad(loss, parameters) for loss in (ours, theirs)), strict=True):
@@ -240,13 +246,34 @@ def test_class_texts_in_groups_by_length_equal_those_in_one(backbone, monkeypatc
     names = [f"x{i}" for i in range(30)] + [f"an animal with quite a long name, number {i}" for i in range(3)] + ["y"]
     method = perlclip.create_method("perl", backbone)
     grouped = method.class_state(names)
+    assert len(grouped.frozen.groups) == 2
     monkeypatch.setattr("perlclip.backbone.tokens.ROWS_A_GROUP", {False: 10**6, True: 10**6})
     together = method.class_state(names)
-    assert (len(grouped.groups), len(together.groups)) == (2, 1)
-    rows = sum(refinement.x_BND[..., 0].numel() for refinement, _ in grouped.groups)
-    assert rows < 0.5 * together.groups[0][0].x_BND[..., 0].numel()
+    assert len(together.frozen.groups) == 1
+    rows = sum(refinement.x_BND[..., 0].numel() for refinement, _ in grouped.frozen.groups)
+    assert rows < 0.5 * together.frozen.groups[0][0].x_BND[..., 0].numel()
     a, b = (method.encode_text(state) for state in (grouped, together))
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     parameters = list(method.projectors["text"].parameters())
     for x, y in zip(*(torch.autograd.grad(t[:, 0].sum(), parameters) for t in (a, b)), strict=True):
         torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-siglip"])
+def test_what_one_class_list_had_recorded_encodes_those_of_other_perls(name, tape):
+    """Without a card: what stands in for a graph runs the work, into one place as a graph does."""
+    backbone = replace(perlclip.load_backbone(name))
+    a, b = (loud(perlclip.create_method("perl", backbone, steps=2, depth=3)) for _ in range(2))
+    torch.nn.init.normal_(b.projectors["text"].up.weight)
+    shape = a.shape("text")
+    backbone.text_graphs((shape, 2), partial(encode_texts, backbone.text, shape, 2)).compiled.on = True
+    lists = [PROMPTS, PROMPTS[:3], ["a photo of a dog."], [f"a photo of the number {i}." for i in range(17)]]
+    states = [(method, method.class_state(prompts)) for prompts in lists for method in (a, b)]
+    with torch.no_grad():
+        got = [method.encode_text_steps(replace(state, replay=True)) for method, state in states]
+        want = [method.encode_text_steps(state) for method, state in states]
+    torch.testing.assert_close(got, want, **CLOSE)
+    assert (got[0] - got[1]).abs().max() > 0.01, "two PERLs"
+    sizes = {"tiny": 3, "tiny-siglip": 2}[name]  # 16 texts of two lengths, or of the only one, and 32
+    assert (tape.made, tape.played) == (sizes, len(states) - sizes)
+    assert not replace(backbone).recorded, "graphs are a backbone's own"

@@ -5,6 +5,7 @@ from perlclip.backbone.frozen import FrozenImages, Images, cls_rows
 from perlclip.backbone.load import load_backbone
 from perlclip.backbone.preprocess import Preprocess
 from perlclip.backbone.shared_text import SharedText
+from perlclip.backbone.text_graphs import TextGraphs
 from perlclip.backbone.tokens import Tokens
 from perlclip.backbone.tower import Refinement, Tower
 
@@ -15,6 +16,7 @@ __all__ = [
     "Preprocess",
     "Refinement",
     "SharedText",
+    "TextGraphs",
     "Tokens",
     "Tower",
     "cls_rows",

@@ -16,7 +16,7 @@ Where the text tower is causal, texts are cut after the longest EOS, where they 
 is computed once (`SharedText`). Where it is not, every text fills the whole context and is read at its last row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +30,7 @@ from perlclip.backbone.accel.eight import FLOAT8, INT8, LARGEST
 from perlclip.backbone.frozen import FrozenImages, Images
 from perlclip.backbone.preprocess import Preprocess
 from perlclip.backbone.shared_text import SharedText
+from perlclip.backbone.text_graphs import TextGraphs
 from perlclip.backbone.tokens import Tokens
 from perlclip.backbone.tower import State, Tower
 from perlclip.errors import PerlclipError
@@ -90,6 +91,7 @@ class Backbone:
     logit_bias: float | None = None
     lowers: bool = False  # texts are put in small letters
     image_size: int | None = None  # pixels a side, where it is not the one that the weights are for
+    recorded: dict[Hashable, TextGraphs] = field(default_factory=dict, init=False, repr=False)
 
     def __copy__(self) -> "Backbone":
         """Frozen, so that a copy of it is itself."""
@@ -184,6 +186,10 @@ class Backbone:
         """Prompts as rows before the first block of the text tower, what they have in common kept once."""
         tokens = self.tokenize(prompts, free)
         return SharedText.embed(self.text, tokens.ids_BN, tokens.eos_B)
+
+    def text_graphs(self, key: Hashable, encode: Callable[..., Tensor]) -> TextGraphs:
+        """`encode` as CUDA graphs, which all who give the same key have in common."""
+        return self.recorded.setdefault(key, TextGraphs(self.text, encode))
 
     def word_rows(self, phrase: str, count: int) -> Tensor:
         """Token embeddings of the phrase's first `count` tokens, without positions: (count, D), float32."""

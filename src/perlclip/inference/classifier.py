@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from perlclip.adapters.folder import MESSAGE, Adapter, load_adapter
 from perlclip.backbone import Backbone, Images
-from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size, is_on
 from perlclip.data.decoding import check_on_error
 from perlclip.data.images import Unreadable, as_source, is_image, read_image, try_image
 from perlclip.data.loading import Lost, fixed_views
@@ -101,6 +101,7 @@ class Classifier:
         self._pace = Pace()
         self._budgets: dict[float, Budget] = {}
         self._state = method.class_state(Classes.spoken(class_names, template), novel=novel)
+        self._state.replay = is_on(compile, method.backbone.device)
         known, found = (trained.class_names, trained.trust) if isinstance(trained, Adapter) else ((), None)
         self._judge_by = partial(Judge, method, class_names, self._state.classes, known, head=head)
         self.judge = self._judge_by(trust or found, own=trust is not None)

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from perlclip.adapters.folder import Adapter
-from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, is_on
 from perlclip.data.decoding import check_on_error
 from perlclip.data.images import Unreadable, image_name
 from perlclip.data.loading import Lost
@@ -242,6 +242,7 @@ def evaluate(
     cache = cache if cache and lost is None else EvalCache(limit=0).of(test_set.name)
     if state is None:
         state = cache.class_state(method, test_set.classes, novel=bool(novel))
+        state.replay = is_on(compile, backbone.device)
     elif state.classes != test_set.classes:
         raise PerlclipError("the class state is not that of the test set's classes")
     elif novel not in (None, state.novel):

@@ -60,11 +60,13 @@ def _spoil(encoding: Encoding | None) -> None:
 class ClassState:
     """What is constant for one list of classes, computed once: here the names; methods add their frozen parts.
 
-    `novel` says that the method was trained on other classes, which some methods answer differently.
+    `novel` says that the method was trained on other classes, which some methods answer differently; `replay`, that
+    its texts may be encoded by CUDA graphs.
     """
 
     classes: Classes
     novel: bool = False
+    replay: bool = False
     encoding: Encoding | None = field(default=None, repr=False)
 
 

@@ -23,15 +23,16 @@ their rows are replaced at each later one. `vision_depth` and `text_depth` give 
     layerstep   7, 9, 11      1 + depths x K               83,226
 
 What is not repeated: S, h0 and the first refinement block's Q, K, V of S are frozen, so they are computed without a
-graph, for the classes once per class list (`class_state`) and for the images once per batch. Class texts of different
-lengths are padded to the longest of a few groups, not to the longest of all.
+graph, for the classes once per class list (`FrozenTexts`) and for the images once per batch. Class texts of different
+lengths are padded to the longest of a few groups, not to the longest of all. On CUDA a list of few classes is encoded
+by a recorded graph that serves other lists and PERLs, too (`encode_texts`).
 
 Shapes: B images or classes, N tokens, k thoughts, D tower width, E shared width, K steps.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from math import inf, log
 from typing import ClassVar, cast
@@ -40,7 +41,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from perlclip.backbone import Backbone, FrozenImages, Images, Refinement, SharedText, Tokens, Tower, cls_rows
+from perlclip.backbone import (
+    Backbone,
+    FrozenImages,
+    Images,
+    Refinement,
+    SharedText,
+    TextGraphs,
+    Tokens,
+    Tower,
+    cls_rows,
+)
 from perlclip.backbone.load import EMBEDDED
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.methods.base import ClassState, Method, cosine_distance
@@ -292,12 +303,47 @@ def begin_thinking(images: FrozenImages, depths: tuple[int, ...], steps: int, th
     return Thinking(refinement, think, depths, images.pooled(refinement.pool))
 
 
+class FrozenTexts:
+    """Class prompts run through the frozen base of the text tower, in groups of about one length, when first needed."""
+
+    def __init__(self, text: Tower, depth: int, tokens: Tokens) -> None:
+        self.text, self.depth, self.tokens = text, depth, tokens
+
+    @cached_property
+    def groups(self) -> list[tuple[Refinement, Tensor]]:
+        """R over S, and h0."""
+        with torch.inference_mode(False), torch.no_grad():  # training may come later
+            return [self._group(part) for part, _ in self._parts]
+
+    @cached_property
+    def place_C(self) -> Tensor | None:
+        """Of each class in the groups one after the other; None where there is one group."""
+        members = [members_b for _, members_b in self._parts]
+        return None if len(members) == 1 else torch.cat(members).argsort()
+
+    @cached_property
+    def _parts(self) -> list[tuple[Tokens, Tensor]]:
+        return self.tokens.by_length()
+
+    def _group(self, part: Tokens) -> tuple[Refinement, Tensor]:
+        shared = SharedText.embed(self.text, part.ids_BN, part.eos_B).run(0, self.depth)
+        refinement = Refinement(self.text, shared.whole(), part.eos_B, self.depth)
+        return refinement, refinement.pool()
+
+
+def encode_texts(text: Tower, shape: Shape, steps: int, ids_BN: Tensor, eos_B: Tensor, w_nP: Tensor) -> Tensor:
+    """T^(0), …, T^(K), (K+1, B, E), from token ids and projectors' numbers, nothing kept: for `TextGraphs`."""
+    refinement = Refinement(text, text.run(text.embed(ids_BN), 0, shape.depths[0]), eos_B, shape.depths[0])
+    think = RowThink(shape, w_nP.expand(len(ids_BN), -1, -1))
+    states = Thinking(refinement, think, shape.depths, refinement.pool()).states(steps)
+    return torch.stack([text.project(h_BD) for h_BD in states])
+
+
 @dataclass(kw_only=True)
 class PerlState(ClassState):
-    """The class prompts run through the frozen base of the text tower, in groups of about one length."""
+    """The class prompts, and what is frozen of them."""
 
-    groups: list[tuple[Refinement, Tensor]]  # R over S, and h0
-    place_C: Tensor | None  # of each class in the groups one after the other; None where there is one group
+    frozen: FrozenTexts
 
 
 @register(
@@ -341,18 +387,13 @@ class Perl(Method):
         return self._steps("vision")
 
     def prepare(self, classes: Classes) -> PerlState:
-        """S, h0 and the first refinement block's Q, K, V of every prompt."""
-        return self.prepare_tokens(classes, self.backbone.tokenize(classes.prompts()).by_length())
+        """S, h0 and the first refinement block's Q, K, V of every prompt, made when first needed."""
+        return self.prepare_tokens(classes, self.backbone.tokenize(classes.prompts()))
 
-    def prepare_tokens(self, classes: Classes, tokens: list[tuple[Tokens, Tensor]]) -> PerlState:
-        """The same of prompts that are token ids already, in groups of some of the classes."""
-        text, depth, groups = self.backbone.text, self.config.depths("text")[0], []
-        for part, _ in tokens:
-            shared = SharedText.embed(text, part.ids_BN, part.eos_B).run(0, depth)
-            refinement = Refinement(text, shared.whole(), part.eos_B, depth)
-            groups.append((refinement, refinement.pool()))
-        place_C = None if len(tokens) == 1 else torch.cat([members for _, members in tokens]).argsort()
-        return PerlState(classes=classes, groups=groups, place_C=place_C)
+    def prepare_tokens(self, classes: Classes, tokens: Tokens) -> PerlState:
+        """The same of prompts that are token ids already."""
+        frozen = FrozenTexts(self.backbone.text, self.config.depths("text")[0], tokens)
+        return PerlState(classes=classes, frozen=frozen)
 
     def encode_text(self, state: ClassState) -> Tensor:
         """T^(K), (C, E)."""
@@ -420,7 +461,14 @@ class Perl(Method):
 
     def encode_text_steps(self, state: ClassState) -> Tensor:
         """T^(0), …, T^(K), (K+1, C, E)."""
-        return self._project_steps(self.backbone.text, self._text_states(state))
+        assert isinstance(state, PerlState)
+        text, tokens = self.backbone.text, state.frozen.tokens
+        plain = torch.is_grad_enabled() or torch.is_autocast_enabled(self.backbone.device.type)
+        if plain or not (state.replay and self._steps("text") and TextGraphs.takes(tokens)):
+            return self._project_steps(text, self._text_states(state))
+        key = self.shape("text"), self.config.steps
+        encode = self.backbone.text_graphs(key, partial(encode_texts, text, *key))
+        return encode(tokens, torch.stack([each.numbers() for each in self.thinkers("text")]))
 
     def encode_image_steps(self, images: Images) -> Tensor:
         """v^(0), …, v^(K), (K+1, B, E)."""
@@ -447,16 +495,16 @@ class Perl(Method):
 
     def _text_states(self, state: ClassState) -> list[Tensor]:
         assert isinstance(state, PerlState)
-        groups, others = [], []
-        for refinement, h0_BD in state.groups:
+        groups, others, place_C = [], [], state.frozen.place_C
+        for refinement, h0_BD in state.frozen.groups:
             with self.backbone.beside() as other:
                 groups.append(self._thinking("text", refinement, h0_BD).states(self._steps("text")))
             others.append(other)
         for other in others:
             other.join()
-        if state.place_C is None:
+        if place_C is None:
             return groups[0]
-        return [torch.cat(h)[state.place_C] for h in zip(*groups, strict=True)]
+        return [torch.cat(h)[place_C] for h in zip(*groups, strict=True)]
 
     def _think(self, side: str, k: int, h_BD: Tensor) -> list[Tensor]:
         """The thought of step k + 1 for each depth."""

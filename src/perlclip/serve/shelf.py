@@ -18,6 +18,7 @@ from torch import Tensor
 
 from perlclip.adapters.folder import CONFIG, load_adapter, read_info
 from perlclip.backbone import Backbone
+from perlclip.backbone.accel.cuda_graphs import is_on
 from perlclip.errors import PerlclipError
 from perlclip.files import MIB
 from perlclip.inference.classifier import Classifier
@@ -125,6 +126,7 @@ class Shelf:
 
     def _load(self, name: str) -> Loaded:
         classifier = Classifier(load_adapter(self.folder / name, backbone=self.backbone), compile="off")
+        classifier.answering.state.replay = is_on("auto", self.backbone.device)
         loaded = Loaded.of(name, classifier)
         if loaded.sheet:
             classifier.release_texts()

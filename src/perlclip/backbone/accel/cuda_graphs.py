@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import RLock
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ Work = Callable[..., Sequence[Tensor]]
 
 
 _recording = [0]  # for all threads, as backward passes have their own
+_one = RLock()  # recording at a time
 
 
 def recording() -> bool:
@@ -35,12 +37,13 @@ def recording() -> bool:
 @contextmanager
 def _record() -> Iterator[None]:
     here = torch.cuda.current_stream()
-    _recording[0] += 1
-    try:
-        yield
-    finally:
-        _recording[0] -= 1
-        torch.cuda.set_stream(here)  # which a recording that fails does not see to
+    with _one:
+        _recording[0] += 1
+        try:
+            yield
+        finally:
+            _recording[0] -= 1
+            torch.cuda.set_stream(here)  # which a recording that fails does not see to
 
 
 def graph_size(count: int, *, coarse: bool = False) -> int:
