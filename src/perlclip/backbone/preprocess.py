@@ -43,9 +43,8 @@ class Preprocess:
         )
 
     def test_view(self, image: Image.Image) -> Tensor:
-        """The backbone's own deterministic view of an RGB image, (3, size, size)."""
-        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"][0]
-        return pixels
+        """The backbone's own deterministic view of an RGB image, (3, size, size): its processor's, to the bit."""
+        return self.pixels(torch.from_numpy(self.crop(image)))
 
     def crop(self, image: Image.Image) -> np.ndarray:
         """What `test_view` shows of an RGB image, still as bytes: (3, size, size), a quarter of the memory.
@@ -63,10 +62,10 @@ class Preprocess:
         width, height = (edge if side == short else int(edge * side / short) for side in image.size)
         left, top = (width - size) // 2, (height - size) // 2
         resized = image.resize((width, height), Image.Resampling(self.resample))
-        return np.asarray(resized.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
+        return _planes(resized.crop((left, top, left + size, top + size)))
 
     def pixels(self, crops_B3HW: Tensor) -> Tensor:
-        """Of crops the numbers that `test_view` gives, to the bit."""
+        """Of bytes the numbers that the tower takes: rescaled and normalised, as the processor does it."""
         mean, std = (torch.tensor(each, device=crops_B3HW.device)[:, None, None] for each in (self.mean, self.std))
         return (crops_B3HW.float() / self.scale - mean) / std
 
@@ -76,13 +75,17 @@ class Preprocess:
         image = image.crop(box).resize((self.size, self.size), Image.Resampling(self.resample))
         if rng.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        x_HW3 = torch.from_numpy(np.array(image, dtype=np.float32)) / self.scale
-        return ((x_HW3 - torch.tensor(self.mean)) / torch.tensor(self.std)).permute(2, 0, 1).contiguous()
+        return self.pixels(torch.from_numpy(_planes(image)))
 
     def picture(self, pixels_3HW: Tensor) -> Image.Image:
         """Pixels as an image again."""
         x_HW3 = pixels_3HW.detach().cpu().float().permute(1, 2, 0) * torch.tensor(self.std) + torch.tensor(self.mean)
         return Image.fromarray((x_HW3.clamp(0, 1) * 255).round().to(torch.uint8).numpy())
+
+
+def _planes(image: Image.Image) -> np.ndarray:
+    """Its bytes as (3, H, W), laid out so: what follows is then three times as fast."""
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
 def resized(processor: Any, old: int, new: int) -> Any:
