@@ -240,7 +240,6 @@ class Bench:
 
         views = Preprocess(processor=None, size=224, mean=(0.5,) * 3, std=(0.5,) * 3)  # only random ones are made
         object.__setattr__(self.forms.ours.backbone, "preprocess", views)
-        workers = min(12, os.cpu_count() or 1)
         for title, classes, shots, side, names in (
             ("EuroSAT-sized", 5, 16, 64, ("fast", "extended")),
             ("ImageNet-sized", 500, 16, 224, ("fast",)),
@@ -252,9 +251,7 @@ class Bench:
             for name in names:
                 ours = create_method("perl", self.forms.ours.backbone)
                 began = time.perf_counter()
-                result = perlclip.fit(
-                    ours, train, recipe=name, thresholds=False, head=False, workers=workers, progress=False
-                )
+                result = perlclip.fit(ours, train, recipe=name, thresholds=False, head=False, progress=False)
                 if self.cuda:
                     torch.cuda.synchronize()
                 seconds = time.perf_counter() - began
