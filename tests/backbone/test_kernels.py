@@ -18,6 +18,7 @@ if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs CUDA, or Triton and TRITON_INTERPRET=1", allow_module_level=True)
 
 kernels = pytest.importorskip("perlclip.backbone.accel.kernels")
+step_kernels = pytest.importorskip("perlclip.backbone.accel.step_kernels")
 
 # The interpreter knows no bfloat16.
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16, torch.float32]
@@ -146,3 +147,98 @@ def test_attention_into_float8(rows):
     found = kernels.attention8(qkv, 2, into)
     wanted = F.scaled_dot_product_attention(*heads_apart(qkv.float(), 2)).transpose(1, 2).flatten(2)
     assert off(found.wide() / into, wanted) < NEAR
+
+
+def gradients_agree(found, wanted, mine, theirs, close: float) -> None:
+    """The same gradient of a random sum of the results, for each of the inputs."""
+    ups = [torch.randn_like(each).float() for each in found]
+    got = torch.autograd.grad(sum((each.float() * up).sum() for each, up in zip(found, ups, strict=True)), mine)
+    want = torch.autograd.grad(sum((each * up).sum() for each, up in zip(wanted, ups, strict=True)), theirs)
+    for found_one, wanted_one in zip(got, want, strict=True):
+        assert found_one.shape == wanted_one.shape and off(found_one, wanted_one) < close
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "rank"), [(5, 96, 1), (1, 768, 1), (131, 48, 3), (100, 48, 1), (7, 64, 17), (3, 768, 8)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_thought_and_its_gradients(dtype, rows, width, rank):
+    from perlclip.methods.perl import Projector
+
+    phi = Projector(width, rank, "torch").to(DEVICE)
+    torch.nn.init.normal_(phi.norm.weight)
+    torch.nn.init.normal_(phi.norm.bias)
+    h = torch.randn(rows, width, device=DEVICE, dtype=dtype).add_(3).requires_grad_()
+    exact = h.detach().float().requires_grad_()
+    for wide in (dtype, torch.float32):
+        found, wanted = step_kernels.Think.apply(h, phi.numbers(), rank, phi.norm.eps, wide), phi(exact)
+        assert found.dtype == wide and off(found, wanted) < CLOSE[wide]
+        own = [h, *phi.parameters()]
+        gradients_agree([found], [wanted], own, [exact, *phi.parameters()], CLOSE[dtype])
+
+
+def test_gradients_of_thoughts_are_the_same_every_time():
+    h, up, w = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((70, 48), (70, 2, 48), (241,)))
+
+    def made():
+        z = step_kernels.Think.apply(h, w, 1, 1e-5, torch.float32)
+        return torch.autograd.grad(z, (h, w), up.detach()[:, 1])  # a part of longer rows
+
+    assert all(torch.equal(one, other) for one, other in zip(made(), made(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [512, 96, 50])
+def test_rows_at_unit_length_and_their_gradient(dtype, width):
+    x = torch.randn(7, width, device=DEVICE, dtype=dtype)
+    x[3] = 0
+    mine, theirs = x.clone().requires_grad_(), x.float().requires_grad_()
+    found, wanted = step_kernels.Unit.apply(mine), F.normalize(theirs, dim=-1)
+    assert found.dtype == torch.float32 and off(found, wanted) < 1e-6 and not found[3].any()
+    kept = [0, 1, 2, 4, 5, 6]  # a row of zeros is multiplied by 1e12
+    gradients_agree([found[kept]], [wanted[kept]], [mine], [theirs], CLOSE[dtype])
+
+
+def read_plainly(x, y, read, qkv, heads, causal):
+    """A whole attention, then the row."""
+    q, k, v = heads_apart(F.linear(y, qkv.weight.float(), qkv.bias.float()), heads)
+    each = torch.arange(len(x), device=DEVICE)
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+    return x[each, read], attended[each, read]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "width", "heads"), [(1, 32, 2), (9, 96, 3), (17, 48, 1), (40, 192, 12), (16, 384, 24)]
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_row_that_is_read_and_its_gradient(dtype, rows, width, heads, causal):
+    qkv = torch.nn.Linear(width, 3 * width, device=DEVICE, dtype=dtype).requires_grad_(False)
+    read = torch.tensor([0, rows - 1, rows // 2, 0, 1 % rows], device=DEVICE)
+    x, y = (torch.randn(5, rows, width, device=DEVICE, dtype=dtype).mul_(2).requires_grad_() for _ in range(2))
+    exact = [each.detach().float().requires_grad_() for each in (x, y)]
+    found = step_kernels.Read.apply(x, y, read, qkv, heads, causal)
+    wanted = read_plainly(*exact, read, qkv, heads, causal)
+    assert torch.equal(found[0], wanted[0].to(dtype)) and off(found[1], wanted[1]) < CLOSE[dtype]
+    gradients_agree(found, wanted, [x, y], exact, 2 * CLOSE[dtype])
+
+
+@pytest.mark.parametrize("variant", ["shared", "step"])
+def test_a_training_step_of_kernels_has_the_plain_ones_gradients(variant, monkeypatch):
+    """All of them together, in both towers."""
+    import perlclip
+    from perlclip.backbone.accel import fused
+
+    method = perlclip.create_method("perl", perlclip.load_backbone("tiny", device=DEVICE), steps=2, variant=variant)
+    state = method.class_state(["cat", "a long name"])
+    pixels = torch.randn(1, 3, *[method.backbone.preprocess.size] * 2, device=DEVICE)
+
+    def gradients():
+        loss = method.loss(pixels, torch.tensor([1], device=DEVICE), state)
+        return [loss.detach(), *torch.autograd.grad(loss, list(method.parameters()))]
+
+    taken, wanted = set(), gradients()
+    monkeypatch.setattr(fused, "has_kernel", lambda name, x: taken.add(name) or True)
+    for got, want in zip(gradients(), wanted, strict=True):
+        assert off(got, want) < (1e-4 if DEVICE == "cpu" else 1e-2)  # cards round float32 before they multiply
+    assert taken == {"think", "read", "unit", "add_norm", "add_norm_training", "attention"}

@@ -1,5 +1,6 @@
 """The frozen backbone: loading, tokens, pixels, and the two towers opened between their blocks."""
 
+from perlclip.backbone.accel.fused import can_think, think
 from perlclip.backbone.base import Backbone
 from perlclip.backbone.frozen import FrozenImages, Images, cls_rows
 from perlclip.backbone.load import load_backbone
@@ -19,6 +20,8 @@ __all__ = [
     "TextGraphs",
     "Tokens",
     "Tower",
+    "can_think",
     "cls_rows",
     "load_backbone",
+    "think",
 ]

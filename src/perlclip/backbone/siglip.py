@@ -93,9 +93,9 @@ class ProbedTower(Tower):
         """Blocks start..L and the readout: (B, D)."""
         return self._probed(self.rows(start, rows, self.depth, on=True))
 
-    def features(self, h_BD: Tensor) -> Tensor:
+    def headed(self, h_BD: Tensor) -> Tensor:
         """The pooled state is in the shared space already."""
-        return h_BD.float()
+        return h_BD
 
     def _probed(self, rows: Rows) -> Tensor:
         y_BND = self.norm(rows.x_BND) if rows.y_BND is None else rows.y_BND

@@ -3,7 +3,7 @@
 Methods insert, replace and read tokens between blocks, so the forward pass is ours; the weights are those of
 `transformers`' models, with which `tests/backbone` checks agreement to 1e-5. Every shortcut here is exact: same
 function, less work. A tower has no state: what was computed of a batch is in `frozen.FrozenImages`. `base.py` says what
-a tower promises; a family with another readout overrides `finish`, `read` and `features` (`siglip.py`).
+a tower promises; a family with another readout overrides `finish`, `read` and `headed` (`siglip.py`).
 
 * `Block.read`     the last block evaluated only at the rows that are read out, keys and values never formed;
 * `Block.both`     a prefix that many sequences share, computed once, and what is the sequences' own (`SharedText`);
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8
-from perlclip.backbone.accel.fused import add_norm, attention, linear_silu
+from perlclip.backbone.accel.fused import add_norm, attention, linear_silu, read_row, unit
 
 State = Mapping[str, Tensor]
 Activation = Callable[[Tensor], Tensor]
@@ -132,6 +132,10 @@ class Block(nn.Module):
         assert isinstance(y_BND, Tensor)
         B, N, D = x_BND.shape
         R, H = rows_BR.shape[1], self.heads
+        if R == 1 and context_AkD is None:
+            found = read_row(x_BND, y_BND, rows_BR[:, 0], self.qkv, H, causal)
+            if found is not None:
+                return self._finish(found[0][:, None], found[1][:, None]).x_BND
         at_BRD = rows_BR[..., None].expand(-1, -1, D)  # an index would be sorted first, on the way back
         wq_DD, wk_HdD, wv_HdD = self._split_weight()
         bq_D, _, bv_D = self.qkv.bias.chunk(3)
@@ -329,7 +333,7 @@ class Tower(nn.Module):
         if rows_B.ndim == 2:
             assert beside is None
             return last.read(rows, rows_B, self.causal, context_AkD)
-        h_BD = last.read(rows, rows_B[:, None], self.causal, context_AkD)[:, 0]
+        h_BD = last.read(rows, rows_B[:, None], self.causal, context_AkD).squeeze(1)
         if beside is None:
             return h_BD
         return h_BD + beside(rows.x_BND[torch.arange(len(h_BD), device=h_BD.device), rows_B])
@@ -344,11 +348,15 @@ class Tower(nn.Module):
 
     def project(self, h_BD: Tensor) -> Tensor:
         """pi: final norm and projection head, then unit length, in float32. (B, D) -> (B, E)."""
-        return F.normalize(self.features(h_BD), dim=-1)
+        return unit(self.headed(h_BD))
 
     def features(self, h_BD: Tensor) -> Tensor:
         """The same before it is brought to unit length."""
-        out: Tensor = self.head(self.norm(h_BD)).float()
+        return self.headed(h_BD).float()
+
+    def headed(self, h_BD: Tensor) -> Tensor:
+        """The same in the tower's number format."""
+        out: Tensor = self.head(self.norm(h_BD))
         return out
 
 

@@ -31,7 +31,7 @@ Shapes: B images or classes, N tokens, k thoughts, D tower width, E shared width
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from math import inf, log
@@ -50,7 +50,9 @@ from perlclip.backbone import (
     TextGraphs,
     Tokens,
     Tower,
+    can_think,
     cls_rows,
+    think,
 )
 from perlclip.backbone.load import EMBEDDED
 from perlclip.errors import PerlclipError, unknown_name
@@ -257,7 +259,32 @@ class Projector(nn.Module):
 
     def numbers(self) -> Tensor:
         """All of its parameters in one row, in the order that `RowThink` splits."""
-        return torch.cat([p.detach().flatten() for p in self.parameters()])
+        return torch.cat([p.flatten() for p in self.parameters()])
+
+
+@dataclass(frozen=True)
+class OwnThink:
+    """The thoughts of rows that are all one PERL's.
+
+    Where a kernel makes them, parameters are put in one row once for all steps, whose gradients are then added at once.
+    """
+
+    method: "Perl"
+    side: str
+    rows: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, k: int, h_BD: Tensor) -> list[Tensor]:
+        shape, projectors = self.method.shape(self.side), self.method.thinkers(self.side)
+        if not can_think(h_BD, projectors[0].up.weight):
+            return shape.thoughts(k, lambda i: projectors[i](h_BD))
+        # Specific projectors' are added before they are rounded.
+        dtype = torch.float32 if shape.specific else h_BD.dtype
+        return shape.thoughts(k, lambda i: think(h_BD, self._row(i), shape.rank, projectors[i].norm.eps, dtype))
+
+    def _row(self, i: int) -> Tensor:
+        if i not in self.rows:
+            self.rows[i] = self.method.thinkers(self.side)[i].numbers()
+        return self.rows[i]
 
 
 @dataclass(frozen=True)
@@ -481,11 +508,11 @@ class Perl(Method):
 
     def begin(self, images: Images) -> Thinking:
         """Images at step 0, h0 = Pool(R(S)) with S = B(x), to be taken on step by step."""
-        think, depths = partial(self._think, "vision"), self.config.depths("vision")
-        return begin_thinking(self.frozen(images), depths, self.image_steps, think)
+        depths = self.config.depths("vision")
+        return begin_thinking(self.frozen(images), depths, self.image_steps, OwnThink(self, "vision"))
 
     def _thinking(self, side: str, refinement: Refinement, h0_BD: Tensor) -> Thinking:
-        return Thinking(refinement, partial(self._think, side), self.config.depths(side), h0_BD)
+        return Thinking(refinement, OwnThink(self, side), self.config.depths(side), h0_BD)
 
     def _steps(self, side: str) -> int:
         return self.config.steps if side in self.projectors else 0
@@ -505,11 +532,6 @@ class Perl(Method):
         if place_C is None:
             return groups[0]
         return [torch.cat(h)[place_C] for h in zip(*groups, strict=True)]
-
-    def _think(self, side: str, k: int, h_BD: Tensor) -> list[Tensor]:
-        """The thought of step k + 1 for each depth."""
-        projectors = self.thinkers(side)
-        return self.shape(side).thoughts(k, lambda i: projectors[i](h_BD))
 
     def thinkers(self, side: str) -> list[Projector]:
         """The projectors of a tower: the shared one, then the specific ones."""

@@ -1,9 +1,9 @@
-"""Steps of a transformer block that need only one pass over memory.
+"""Steps of a transformer block that need only one pass over memory, and small parts of a training step in one kernel.
 
 `add_norm`, `attention` among few rows and, where nobody asks for gradients, `linear_silu` are on CUDA and in half
-precision the kernels of `kernels.py`, elsewhere plain torch: same function, one rounding less. Starting such a kernel
-costs more than starting torch's own, so that small inputs are worth it only on their way into a CUDA graph, where
-starting is free.
+precision the kernels of `kernels.py`, elsewhere plain torch: same function, one rounding less. So are `unit`,
+`read_row` and `think` those of `step_kernels.py`, where gradients are asked for. Starting such a kernel costs more than
+starting torch's own, so that small inputs are worth it only on their way into a CUDA graph, where starting is free.
 """
 
 import warnings
@@ -62,7 +62,8 @@ def attention(
             return short
     if front_BkE is not None:
         qkv_BNE = torch.cat([front_BkE, qkv_BNE], 1)
-    q_BHNd, k_BHNd, v_BHNd = qkv_BNE.view(B, k + N, 3, heads, d).permute(2, 0, 3, 1, 4)
+    # Taken apart before they are turned: on the way back they are put together where they lie.
+    q_BHNd, k_BHNd, v_BHNd = (part.transpose(1, 2) for part in qkv_BNE.view(B, k + N, 3, heads, d).unbind(2))
     return F.scaled_dot_product_attention(q_BHNd, k_BHNd, v_BHNd, is_causal=causal).transpose(1, 2).flatten(2)
 
 
@@ -79,6 +80,41 @@ def linear_silu(y: Tensor | Rows8, linear: nn.Linear) -> Tensor | Rows8:
         if kernels.can_multiply(linear):
             return kernels.linear_silu(y, linear)
     return F.silu(linear(y))
+
+
+def unit(x_BE: Tensor) -> Tensor:
+    """Rows at unit length, in float32."""
+    if wants_gradient(x_BE) and has_kernel("unit", x_BE):
+        from perlclip.backbone.accel import step_kernels
+
+        v_BE: Tensor = step_kernels.Unit.apply(x_BE)  # type: ignore[no-untyped-call]
+        return v_BE
+    return F.normalize(x_BE.float(), dim=-1)
+
+
+def read_row(
+    x_BND: Tensor, y_BND: Tensor, read_B: Tensor, qkv: nn.Linear, heads: int, causal: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Row `read_B[b]` of x, and its attention among the rows of y, (B, D) each; None where no kernel does it."""
+    if not wants_gradient(x_BND, y_BND) or qkv.weight.requires_grad or not has_kernel("read", y_BND):
+        return None
+    from perlclip.backbone.accel import step_kernels
+
+    out: tuple[Tensor, Tensor] = step_kernels.Read.apply(x_BND, y_BND, read_B, qkv, heads, causal)  # type: ignore[no-untyped-call]
+    return out
+
+
+def can_think(h_BD: Tensor, weight: Tensor) -> bool:
+    """Whether `think` has a kernel for this state and a projector with this weight."""
+    return wants_gradient(weight) and weight.dtype == torch.float32 and has_kernel("think", h_BD)
+
+
+def think(h_BD: Tensor, w_P: Tensor, rank: int, eps: float, dtype: torch.dtype) -> Tensor:
+    """W2 GELU(W1 LN(h) + b1) + b2 in float32, rounded to `dtype`; all parameters are in one row."""
+    from perlclip.backbone.accel import step_kernels
+
+    z_BD: Tensor = step_kernels.Think.apply(h_BD, w_P, rank, eps, dtype)  # type: ignore[no-untyped-call]
+    return z_BD
 
 
 def wants_gradient(*tensors: Tensor) -> bool:

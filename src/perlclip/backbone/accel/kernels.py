@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from perlclip.backbone.accel import step_kernels
 from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8, multiply
 
 try:
@@ -463,4 +464,5 @@ PROBES = {
     "add_norm_training": _probe_training,
     "linear_silu": _probe_linear,
     "eight": _probe_eight,
+    **step_kernels.PROBES,
 }
