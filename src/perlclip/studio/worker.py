@@ -266,16 +266,23 @@ class Worker:
         started = time.monotonic()
         self.status = Status(task="train", title="training PERL")
         with heard_by(self._heard):
-            fitted = self._fit(self._shots(labels, train), rehearse=False, thresholds=False)
-            accuracy, metrics = None, {}
+            shots = self._shots(labels, train)
+            read = time.monotonic()
+            fitted = self._fit(shots, rehearse=False, thresholds=False)
+            made, accuracy, metrics = time.monotonic(), None, {}
             if held:
                 images = self.project.image_set(labels, held)
                 found = evaluate(fitted, images, state=fitted.state, batch_size=BATCH, compile="off", on_error="skip")
                 accuracy, metrics = found.accuracy, {"held-out": found.metrics()}
         self.perl = fitted = replace(fitted, metrics=metrics)
+        tested = time.monotonic()
         save_adapter(fitted, self.project.folder / "perl")
-        parts = {"seconds": time.monotonic() - started, "steps_seconds": fitted.seconds,
-                 "recording_seconds": fitted.compile_seconds, "head_seconds": fitted.head_seconds}  # fmt: skip
+        ended = time.monotonic()
+        parts = {
+            "seconds": ended - started, "reading_seconds": read - started, "steps_seconds": fitted.seconds,
+            "recording_seconds": fitted.compile_seconds, "head_seconds": fitted.head_seconds,
+            "testing_seconds": tested - made, "saving_seconds": ended - tested,
+        }  # fmt: skip
         zero = self.guesses.zero_shot if self.guesses else None
         took = {name: round(value, 2) for name, value in parts.items()}
         self._record("perl", labels, accuracy, zero, len(held), **took)
