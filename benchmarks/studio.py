@@ -199,6 +199,15 @@ def figure(options: argparse.Namespace) -> None:
     picture.convert("RGB").quantize(64).save("docs/studio-annotator.png", optimize=True)
 
 
+def trained(worker: Worker, count: int) -> dict:
+    """What was said of so many trainings' last one, when it is over."""
+    while len(rows := [row for row in worker.history if row["kind"] == "perl"]) < count:
+        if worker.status.error:
+            raise SystemExit(worker.status.error)
+        time.sleep(0.02)
+    return rows[count - 1]
+
+
 def timing(options: argparse.Namespace) -> None:
     """Toys as large as the backbone takes them: only the time counts here."""
     data, work = load_toybox("cluttered_toys"), Path(tempfile.mkdtemp(dir=options.work))
@@ -237,14 +246,14 @@ def timing(options: argparse.Namespace) -> None:
             note("first label to a quick adapter on disk", first)
             note("first label to all labels' quick adapter", time.perf_counter() - started)
             last = time.perf_counter()
-            while not any(row["kind"] == "perl" for row in worker.history) and not worker.status.error:
-                time.sleep(0.02)
-            row = next(row for row in worker.history if row["kind"] == "perl")
+            row = trained(worker, 1)
             note("first label to PERL's adapter on disk", time.perf_counter() - started)
             note("last label to PERL's adapter on disk", time.perf_counter() - last)
             note("of it training", row["seconds"], trained_on=row["labels"] - row["held"])
-            for what in ("steps", "recording", "head"):
+            for what in ("reading", "steps", "recording", "head", "testing", "saving"):
                 note(f"of that {what}", row[f"{what}_seconds"])
+            worker.ask("train")
+            note("PERL's adapter trained again", trained(worker, 2)["seconds"])
         worker.stop()
     shutil.rmtree(work)
 

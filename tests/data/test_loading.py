@@ -1,6 +1,7 @@
 """Batches: processes that load them, memory that is pinned for them."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import dataloader
 import perlclip
 from perlclip import PerlclipError
 from perlclip.data import loading, readable
+from perlclip.data.images import Held
 from perlclip.methods import Recipe
 
 
@@ -52,6 +54,10 @@ def test_bytes_are_images(backbone, tree):
     files = readable(images, hold=size)[0]  # not enough for the pixels of one, and for the file of one alone
     assert size < 40 * 46 * 3
     assert isinstance(files.images[0].data, bytes) and files.images[-1] is images.images[-1]
+    known = replace(images, images=[*pixels.images[:4], *images.images[4:]])  # of which there was room for five
+    more = readable(known, hold=sum(3 * image.data.width * image.data.height for image in pixels.images[:5]))[0]
+    held = [i for i, image in enumerate(more.images) if isinstance(image, Held) and isinstance(image.data, Image.Image)]
+    assert held == [0, 1, 2, 3, 4]
     assert pixels.fingerprint() == files.fingerprint() == images.fingerprint()
     classifier = perlclip.Classifier(perlclip.create_method("zero-shot", backbone), images.class_names)
     assert classifier.predict(pixels.images[0]) == classifier.predict(images.images[0])

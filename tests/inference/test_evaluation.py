@@ -1,6 +1,7 @@
 """An evaluation's tables are those of a count by hand, and one damaged image does not end it."""
 
 import csv
+import dataclasses
 import json
 from collections import Counter
 
@@ -63,6 +64,17 @@ def test_every_image_has_its_row(found, tmp_path):
         assert [row["answer"] for row in csv.DictReader(file)] == [row["answer"] for row in rows]
     found.save_predictions(tmp_path / "a.jsonl")
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == rows
+
+
+def test_the_state_of_a_training_serves_classes_that_clip_reads_otherwise(backbone, tree):
+    """A curly quote is a straight one in what is said, and stays one in the name."""
+    images = perlclip.load_images(tree).select(range(4))
+    named = dataclasses.replace(images, class_names=("l’or", *images.class_names[1:]))
+    method = perlclip.create_method("zero-shot", backbone)
+    state = method.class_state(named.classes)
+    assert perlclip.evaluate(method, named, state=state).accuracy == perlclip.evaluate(method, named).accuracy
+    with pytest.raises(perlclip.PerlclipError, match="not that of the test set's classes"):
+        perlclip.evaluate(method, images, state=state)
 
 
 # ---- files of rows ----

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 import perlclip
+from perlclip.data import decoding
+from perlclip.data.images import Held
 from perlclip.studio.project import NONE, SKIPPED
 from tests.studio.conftest import COLOURS, ask, draw
 
@@ -130,3 +132,36 @@ def test_a_training_can_be_stopped_and_a_label_does_not_wait_for_it(studio, tmp_
         worker.ask("stop")
         until(lambda: not worker.status.task)
         assert worker.perl is None and not worker.status.error
+
+
+def test_a_refit_reads_only_what_is_new_and_equals_a_first_one(studio, tmp_path, monkeypatch):
+    """Files are decoded once, changed ones again, lost ones left out; the method that is trained again is as a new."""
+    folder, read = draw(tmp_path / "images", 16), []
+    look = decoding._look
+    monkeypatch.setattr(decoding, "_look", lambda source: (read.append(isinstance(source, Held)), look(source))[1])
+    with studio(folder, every=1000) as (_, worker):
+        project = worker.project
+        until(lambda: worker.features.have_N.all())
+        project.set_classes([(None, name) for name in COLOURS])
+        for place in range(15):
+            project.label([place], place % 3)
+        to_train, _ = project.split(project.labels())
+
+        def refit():
+            read.clear()
+            before = len(worker.history)
+            worker.ask("train")
+            until(lambda: any(row["kind"] == "perl" for row in worker.history[before:]) and not worker.status.task)
+            return worker.perl
+
+        first, kept = refit(), worker._gradients
+        assert read == [False] * len(to_train)
+        again = refit()
+        assert read == [True] * len(to_train) and worker._gradients is kept and again.method is not first.method
+        assert again.fingerprint == first.fingerprint and again.metrics == first.metrics
+        project.paths[to_train[0]].write_bytes(project.paths[to_train[1]].read_bytes())
+        project.paths[to_train[2]].unlink()
+        assert refit().fingerprint != first.fingerprint and read.count(False) == 2
+        assert "cannot read" in worker.unreadable[to_train[2]] and not worker.status.error
+        project.set_classes([(number, f"{name} thing") for number, name in enumerate(COLOURS)])
+        assert refit().class_names[0] == "red thing" and worker._gradients is not kept

@@ -13,6 +13,8 @@ import torch
 
 import perlclip
 from perlclip import ImageSet, PerlclipError, Recipe
+from perlclip.backbone.accel import cuda_graphs
+from perlclip.training.gradients import Gradients
 from perlclip.training.loop import Interrupted
 
 QUICK = Recipe(lr=1e-3, epochs=2, batch_size=4)
@@ -171,7 +173,7 @@ def test_a_loss_that_is_not_a_number_stops_before_the_step(backbone, train_set, 
 @pytest.fixture
 def ahead(monkeypatch):
     """Train as on CUDA, where losses are read in bunches and the optimiser is fused; here all of an epoch's at once."""
-    monkeypatch.setattr(perlclip.training.loop, "AHEAD", ("cpu",))
+    monkeypatch.setattr(perlclip.training.gradients, "AHEAD", ("cpu",))
     monkeypatch.setattr(perlclip.training.loop, "LOSS_SECONDS", math.inf)
 
 
@@ -205,6 +207,31 @@ def test_a_loss_found_out_later_leaves_the_weights_before_it(
         perlclip.fit(method, train_set, recipe=replace(QUICK, optimizer=optimizer), checkpoint=tmp_path / "c")
     assert len(before) > at, "training went on"
     assert same(before[at - 1], weights(method)) and not (tmp_path / "c").exists()
+
+
+def test_what_was_recorded_serves_the_next_training(backbone, train_set, monkeypatch, ahead, tape):
+    """From other numbers in the same tensors; with other settings it is recorded anew, for other classes refused."""
+    monkeypatch.setattr(cuda_graphs, "is_on", lambda mode, device: mode != "off")
+    how = {"recipe": replace(QUICK, epochs=4), "thresholds": False, "head": False}  # batches of 4
+    method, plain = (perlclip.create_method("perl", backbone, steps=2) for _ in range(2))
+    begin, kept = weights(method), Gradients(method, train_set.classes)
+    want = perlclip.fit(plain, train_set, compile="off", **how)
+    for fits in range(2):
+        method.load_state_dict(begin)
+        got = perlclip.fit(method, train_set, gradients=kept, **how)
+        assert got.losses == want.losses and same(weights(method), weights(plain))
+        assert tape.made == 1 and tape.played == 9 + 12 * fits and (got.compile_seconds > 0) == (fits == 0)
+    assert all(p.grad is None for p in method.parameters())
+    method.config = replace(method.config, loss_scale=0.5)
+    method.load_state_dict(begin)
+    assert perlclip.fit(method, train_set, gradients=kept, **how).losses != want.losses and tape.made == 2
+    perlclip.fit(plain, train_set, **how)
+    perlclip.fit(plain, train_set, **how)
+    assert tape.made == 4, "unless they are kept, they are gone with their training"
+    with pytest.raises(PerlclipError, match="another method or of other classes"):
+        perlclip.fit(plain, train_set, gradients=kept, **how)
+    with pytest.raises(PerlclipError, match="another method or of other classes"):
+        perlclip.fit(method, replace(train_set, template="a {}"), gradients=kept, **how)
 
 
 def test_a_checkpoint_has_the_losses_not_read_yet(backbone, train_set, monkeypatch, ahead, tmp_path):

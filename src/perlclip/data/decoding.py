@@ -35,7 +35,11 @@ def readable(
     check_on_error(on_error)
     if images.readable:
         return images, []
-    room = {"pixels": hold, "files": hold}
+    taken = {"pixels": 0, "files": 0}  # by what was read before
+    for source in images.images:
+        if isinstance(source, Held):
+            taken["files" if isinstance(source.data, bytes) else "pixels"] += _bytes(source.data)
+    room = {kind: hold - size for kind, size in taken.items()}
     kept: list[ImageSource] = []
     chosen: list[int] = []
     skipped: list[Unreadable] = []
@@ -84,7 +88,7 @@ def _kept(source: ImageSource, found: ImageSource, image: Image.Image, room: dic
     """What stands for an image from now on: its pixels, its file or, as far as there is no room for either, itself."""
     if not isinstance(found, Held) or not isinstance(found.data, bytes):
         return found
-    pixels, size = 3 * image.width * image.height, len(found.data)
+    pixels, size = _bytes(image), _bytes(found.data)
     if pixels <= room["pixels"]:
         room["pixels"] -= pixels
         return replace(found, data=image)
@@ -92,3 +96,7 @@ def _kept(source: ImageSource, found: ImageSource, image: Image.Image, room: dic
         room["files"] -= size
         return found
     return source
+
+
+def _bytes(data: Image.Image | bytes) -> int:
+    return len(data) if isinstance(data, bytes) else 3 * data.width * data.height

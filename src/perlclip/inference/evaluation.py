@@ -243,7 +243,7 @@ def evaluate(
     if state is None:
         state = cache.class_state(method, test_set.classes, novel=bool(novel))
         state.replay = is_on(compile, backbone.device)
-    elif state.classes != test_set.classes:
+    elif state.classes not in (test_set.classes, test_set.classes.plain()):
         raise PerlclipError("the class state is not that of the test set's classes")
     elif novel not in (None, state.novel):
         state = copy_with(state, novel=novel)

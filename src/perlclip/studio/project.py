@@ -81,7 +81,7 @@ class Project:
         if not self.paths:
             raise PerlclipError(f"there are no images in {self.root}")
         self.names = tuple(path.relative_to(self.root).as_posix() for path in self.paths)
-        self.keys = tuple(map(_identity, self.paths, self.names))
+        self.keys = tuple(map(file_identity, self.paths, self.names))
         self.listing = hashlib.sha256(repr(self.names).encode()).hexdigest()[:16]  # which image a place means
         self._place = {name: i for i, name in enumerate(self.names)}
         self.journal, self.refits = Journal(self.folder / "labels.jsonl"), Journal(self.folder / "refits.jsonl")
@@ -234,9 +234,11 @@ class Project:
         return ((self.names[place], labels.names[given[place]]) for place in sorted(given))
 
 
-def _identity(path: Path, name: str) -> str:
-    """What tells a file from the one that stood there before."""
-    found = path.stat()
-    return hashlib.sha256(
-        f"{name}\0{found.st_size}\0{found.st_mtime_ns}".encode("utf-8", "surrogateescape")
-    ).hexdigest()
+def file_identity(path: Path, name: str) -> str:
+    """What tells a file from the one that stood there before; of one that is gone, its name alone."""
+    try:
+        found = path.stat()
+        content = f"{name}\0{found.st_size}\0{found.st_mtime_ns}"
+    except OSError:
+        content = name
+    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()

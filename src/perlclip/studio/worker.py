@@ -22,7 +22,8 @@ from perlclip.adapters.folder import Adapter, load_adapter, save_adapter
 from perlclip.analysis.cases import Wanted, look_into
 from perlclip.analysis.gallery import case_view
 from perlclip.backbone import Backbone
-from perlclip.data.images import Unreadable, try_image
+from perlclip.data.decoding import readable
+from perlclip.data.images import ImageSource, Unreadable, try_image
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError, first_line
 from perlclip.inference.evaluation import evaluate
@@ -32,15 +33,18 @@ from perlclip.methods.registry import create_method
 from perlclip.progress import heard_by
 from perlclip.studio.guessing import Guesses, doubtful, guess
 from perlclip.studio.kept import Features, Thumbnails
-from perlclip.studio.project import Labels, Project
+from perlclip.studio.project import Labels, Project, file_identity
 from perlclip.studio.takeaway import write_export
 from perlclip.text.classes import Classes
-from perlclip.training.loop import RECORD_AFTER, FitResult, fit
+from perlclip.training.gradients import Gradients
+from perlclip.training.loop import FitResult, fit
 
 BATCH = 32  # images looked at between two chances for something else
 SHOTS = 32  # of a class that PERL is trained on, at most: the rest is left to the quick head
 ENOUGH = 512  # images looked at before anything is trained
-READY_ON, SOME = ("cuda",), 4  # devices whose kernels are made when first needed; images to try them on
+READY_ON = ("cuda",)  # devices whose kernels are made, and steps recorded, when first needed
+READY_WITH = (BATCH, 7, 6, 5)  # images to try them on: whole batches, and last ones of 3, 2 and 1
+ROOM = 0.25  # of a card, that must be free where recorded steps are kept for the next training
 FRESH = 2.0  # seconds between two rounds of guesses while images are looked at
 
 
@@ -81,11 +85,14 @@ class Worker:
         self.exported: dict[str, Any] = {}
         self._first_head = start.head if start and start.head and start.head.features == "first" else None
         self._state: tuple[Classes, ClassState] | None = None
+        self._gradients: Gradients | None = None  # recorded, of the classes trained on last
+        self._read: dict[str, ImageSource] = {}  # images of the last training as they were decoded, by their identity
         self._guessed_at = 0.0
         self._trained = max((row["version"] for row in self.history if row["kind"] == "perl"), default=0)
         self._counted = max((row["version"] for row in self.history if row["kind"] == "quick"), default=-1)
         self._asked: dict[str, Any] = {}  # what the page wants: "train", "export"
-        self._stop_task = self._ending = self._ready = False
+        self._stop_task = self._ending = False
+        self._ready: Classes | None = None  # what a training was tried for nothing with
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perlclip-studio", daemon=True)
         self._looking = threading.Semaphore(1)
@@ -246,7 +253,7 @@ class Worker:
         """PERL, if it was asked for or enough labels are new."""
         asked = self._asked.pop("train", None) is not None
         labels = self.project.labels()
-        train, held = self.project.split(labels)
+        train, held = ([p for p in part if p not in self.unreadable] for part in self.project.split(labels))
         given = labels.given()
         if len({given[p] for p in train}) < 2:
             if asked:
@@ -257,16 +264,25 @@ class Worker:
             return False
         self._trained = labels.version  # also if it fails or is stopped: the next labels ask again
         started = time.monotonic()
-        fitted = self._fit(labels, train, "training PERL", rehearse=False, thresholds=False)
-        accuracy, metrics = None, {}
-        if held:
-            with heard_by(self._heard):
-                found = evaluate(fitted, self.project.image_set(labels, held), on_error="skip")
-            accuracy, metrics = found.accuracy, {"held-out": found.metrics()}
+        self.status = Status(task="train", title="training PERL")
+        with heard_by(self._heard):
+            shots = self._shots(labels, train)
+            read = time.monotonic()
+            fitted = self._fit(shots, rehearse=False, thresholds=False)
+            made, accuracy, metrics = time.monotonic(), None, {}
+            if held:
+                images = self.project.image_set(labels, held)
+                found = evaluate(fitted, images, state=fitted.state, batch_size=BATCH, compile="off", on_error="skip")
+                accuracy, metrics = found.accuracy, {"held-out": found.metrics()}
         self.perl = fitted = replace(fitted, metrics=metrics)
+        tested = time.monotonic()
         save_adapter(fitted, self.project.folder / "perl")
-        parts = {"seconds": time.monotonic() - started, "steps_seconds": fitted.seconds,
-                 "recording_seconds": fitted.compile_seconds, "head_seconds": fitted.head_seconds}  # fmt: skip
+        ended = time.monotonic()
+        parts = {
+            "seconds": ended - started, "reading_seconds": read - started, "steps_seconds": fitted.seconds,
+            "recording_seconds": fitted.compile_seconds, "head_seconds": fitted.head_seconds,
+            "testing_seconds": tested - made, "saving_seconds": ended - tested,
+        }  # fmt: skip
         zero = self.guesses.zero_shot if self.guesses else None
         took = {name: round(value, 2) for name, value in parts.items()}
         self._record("perl", labels, accuracy, zero, len(held), **took)
@@ -274,31 +290,61 @@ class Worker:
         return True
 
     def _get_ready(self) -> bool:
-        """A few steps for nothing, before there are labels: a card's first training waits seconds for its kernels."""
-        labels, seen = self.project.labels(), self.features.have_N.nonzero()[:SOME, 0].tolist()
-        if self._ready or self.backbone.device.type not in READY_ON or len(labels.names) < 2 or len(seen) < SOME:
+        """Trainings for nothing, before there are labels: a card's first one waits seconds for its kernels."""
+        labels, seen = self.project.labels(), self.features.have_N.nonzero()[:BATCH, 0].tolist()
+        classes = Classes.spoken(labels.names, labels.template)
+        if self.backbone.device.type not in READY_ON or self._ready == classes:
             return False
-        self._ready = True
+        if len(labels.names) < 2 or len(seen) < max(READY_WITH[1:]):
+            return False
+        self._ready = classes
         self.status = Status(task="train", title="getting ready to train")
         images = ImageSet(
-            images=[self.project.paths[p] for p in seen], labels=[i % 2 for i in range(SOME)], class_names=labels.names,
-            template=labels.template,
+            images=[self.project.paths[p] for p in seen], labels=[i % 2 for i in range(len(seen))],
+            class_names=labels.names, template=labels.template,
         )  # fmt: skip
-        method = create_method("perl", self.backbone).to(self.backbone.device)
         with heard_by(self._heard):
-            fitted = fit(method, images, recipe=Recipe(epochs=RECORD_AFTER + 1), rehearse=False, thresholds=False)
-            evaluate(fitted, images, on_error="skip")
+            images, _ = readable(images, on_error="skip")
+            for count in READY_WITH:
+                fitted = self._fit(images.select(range(min(count, len(images)))), rehearse=False, thresholds=False)
+                if count == BATCH:
+                    evaluate(fitted, images, state=fitted.state, batch_size=BATCH, compile="off")
         self.status = Status()
         return True
 
-    def _fit(self, labels: Labels, places: Sequence[int], title: str, **how: Any) -> FitResult:
-        self.status = Status(task="train", title=title)
-        some: ImageSet = self.project.image_set(labels, [p for p in places if p not in self.unreadable])
-        if max(map(len, some.by_class().values()), default=0) > SHOTS:
-            some = some.select(sorted(some.sample(SHOTS, Random(1))))
-        method = create_method("perl", self.backbone).to(self.backbone.device)
-        with heard_by(self._heard):
-            return fit(method, some, recipe=self.recipe, **how)
+    def _shots(self, labels: Labels, places: Sequence[int]) -> ImageSet:
+        """Labelled images to train on, decoded; those of the last training whose files are the same are not read again.
+
+        What cannot be read any more is left out from now on.
+        """
+        places = [p for p in places if p not in self.unreadable]
+        images = self.project.image_set(labels, places)
+        if max(map(len, images.by_class().values()), default=0) > SHOTS:
+            chosen = sorted(images.sample(SHOTS, Random(1)))
+            places, images = [places[i] for i in chosen], images.select(chosen)
+        keys = [file_identity(self.project.paths[p], self.project.names[p]) for p in places]
+        known = [self._read.get(key, path) for key, path in zip(keys, images.images, strict=True)]
+        found, lost = readable(replace(images, images=known), on_error="skip")
+        reasons = {each.image: each.reason for each in lost}
+        gone = {p: reasons[name] for p in places if (name := str(self.project.paths[p])) in reasons}
+        self.unreadable = {**self.unreadable, **gone}
+        there = (key for p, key in zip(places, keys, strict=True) if p not in gone)
+        self._read = dict(zip(there, found.images, strict=True))
+        return found
+
+    def _fit(self, some: ImageSet, **how: Any) -> FitResult:
+        """PERL from its beginning. One method is trained again and again, as its recorded steps go with its tensors."""
+        made, kept = create_method("perl", self.backbone), self._gradients
+        if kept is None or kept.classes != some.classes:
+            kept = self._gradients = Gradients(create_method("perl", self.backbone), some.classes)
+        _copy_parameters(made, kept.method)
+        fitted = fit(kept.method, some, recipe=self.recipe, gradients=kept, **how)
+        _copy_parameters(kept.method, made)
+        made.config = kept.method.config
+        if self.backbone.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.backbone.device)
+            self._gradients = kept if free > ROOM * total else None
+        return replace(fitted, method=made.eval())
 
     def _export(self) -> bool:
         """Adapter, labels and report into the folder for them; trained on all labels, if so asked."""
@@ -312,8 +358,10 @@ class Worker:
             raise PerlclipError("there is nothing to export yet: label some images first")
         adapter = self.perl
         if how.get("all"):
-            adapter = self._fit(labels, train + held, "training on all labels")
-            adapter = replace(adapter, metrics=self.perl.metrics if self.perl else {})
+            self.status = Status(task="train", title="training on all labels")
+            with heard_by(self._heard):
+                fitted = self._fit(self._shots(labels, train + held))
+            adapter = replace(fitted, metrics=self.perl.metrics if self.perl else {})
         elif how.get("kind") == "quick" or adapter is None:
             adapter = self.guesses.quick if self.guesses else None
         if adapter is None:
@@ -337,3 +385,10 @@ class Worker:
     def as_json(self) -> dict[str, Any]:
         """The status, for the page."""
         return asdict(self.status)
+
+
+@torch.no_grad()
+def _copy_parameters(source: Method, target: Method) -> None:
+    for theirs, ours in zip(source.parameters(), target.parameters(), strict=True):
+        ours.copy_(theirs)
+    target.changed()

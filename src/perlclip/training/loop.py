@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from perlclip.adapters.folder import Adapter
-from perlclip.backbone.accel.cuda_graphs import Compiled
 from perlclip.data.decoding import readable
 from perlclip.data.loading import epoch_order, random_views
 from perlclip.data.sets import ImageSet
@@ -39,6 +38,7 @@ from perlclip.training.checkpoint import read_checkpoint, save_checkpoint
 from perlclip.training.choose_head import Choice, HeldOut, choose_head
 from perlclip.training.choose_thresholds import set_thresholds
 from perlclip.training.environment import environment
+from perlclip.training.gradients import Gradients
 from perlclip.training.optimizer import build_optimizer
 from perlclip.training.shots import look_at
 from perlclip.trust.record import Trust
@@ -46,8 +46,6 @@ from perlclip.trust.rejection import FarWords
 
 CHECKPOINT_SECONDS = 30.0
 LOSS_SECONDS = 0.5  # between two readings of the losses, where reading them means waiting for the card
-AHEAD = ("cuda",)  # devices that work while the host goes on
-RECORD_AFTER = 4  # steps of one shape, that is; a short last batch comes once an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +94,7 @@ def fit(
     head: bool = True,
     rehearse: bool = True,
     compile: str = "auto",
+    gradients: Gradients | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
     workers: int = 0,
@@ -114,10 +113,11 @@ def fit(
     candidate. Of a method that has nothing to train, `zero-shot` or `ridge`, the head is all that is made. The same
     shots held out say how sure answers may be (`Trust`), where there are any: see docs/trust.md.
 
-    `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not. A backbone in float16 trains
-    with a loss scale that adapts; the method's parameters are always float32. With a `checkpoint` file the state is
-    written every half minute, on Ctrl-C or SIGTERM and at the end, and `resume=True` goes on from it, if it is there,
-    to the same result, on the CPU bit by bit. The file is the caller's to remove once the result is safe elsewhere.
+    `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not; `gradients` holds such graphs
+    of this very method and these classes, for its next training. A backbone in float16 trains with a loss scale that
+    adapts; the method's parameters are always float32. With a `checkpoint` file the state is written every half minute,
+    on Ctrl-C or SIGTERM and at the end, and `resume=True` goes on from it, if it is there, to the same result, on the
+    CPU bit by bit. The file is the caller's to remove once the result is safe elsewhere.
     """
     if resume and checkpoint is None:
         raise PerlclipError("resume needs the checkpoint file to go on from")
@@ -127,7 +127,10 @@ def fit(
     if head and not method.num_trainable:
         return _head_alone(method, train_set, seed, workers)
     name, found = _resolve(method, recipe, dataset, train_set.shots or 0)
-    run = _Run(method, train_set, found, seed, compile)
+    if gradients and (gradients.method is not method or gradients.classes != train_set.classes):
+        raise PerlclipError("the gradients given are those of another method or of other classes")
+    run = _Run(train_set, found, seed, gradients or Gradients(method, train_set.classes, compile, keep=False))
+    recorded = run.gradients.seconds
     path = Path(checkpoint) if checkpoint else None
     if resume and path and path.exists():
         run.load(path)
@@ -143,8 +146,8 @@ def fit(
         # Fresh methods, so that an interrupt or another initialisation of this one cannot change what is chosen.
         def rehearsal(fresh: Method, part: ImageSet) -> None:
             shorter = replace(found, epochs=max(1, found.epochs // 2))  # which answer is better shows early
-            again = _Run(fresh, part, shorter, seed, compile, copy(run.class_state))
-            again.complete(None, workers, progress, "rehearsal")
+            own = Gradients(fresh, part.classes, compile, copy(run.class_state), keep=False)
+            _Run(part, shorter, seed, own).complete(None, workers, progress, "rehearsal")
 
         made, choice, held = choose_head(
             method, train_set, train=rehearsal if rehearse else None, state=run.class_state, seen=seen, seed=seed,
@@ -160,7 +163,7 @@ def fit(
         trust=trust,
         losses=run.losses,
         seconds=seconds,
-        compile_seconds=run.gradients.seconds,
+        compile_seconds=run.gradients.seconds - recorded,
         images_per_second=run.images / seconds,
         settings=run.settings,
         state=run.class_state,
@@ -245,28 +248,16 @@ def _describe(method: Method, train_set: ImageSet, seed: int, recipe: Recipe | N
 class _Run:
     """The mutable state of one training: parameters, optimiser, and how far it has come."""
 
-    def __init__(
-        self, method: Method, train_set: ImageSet, recipe: Recipe, seed: int, compile: str,
-        state: ClassState | None = None,
-    ) -> None:  # fmt: skip
-        self.method, self.train_set, self.recipe, self.seed = method, train_set, recipe, seed
-        backbone = method.backbone
-        scaled = backbone.dtype == torch.float16
-        if compile == "on" and scaled:
-            raise PerlclipError("compile='on' does not go with float16, whose loss scale is adapted step by step")
-        # A loss scale is adapted on the host, step by step, and fused SGD does not get over a first step left out.
-        self.ahead = backbone.device.type in AHEAD and not scaled
+    def __init__(self, train_set: ImageSet, recipe: Recipe, seed: int, gradients: Gradients) -> None:
+        self.train_set, self.recipe, self.seed, self.gradients = train_set, recipe, seed, gradients
+        self.method, self.class_state, self.scaler = gradients.method, gradients.state, gradients.scaler
+        self.ahead, method = gradients.ahead, gradients.method
         self.optimizer: Optimizer = build_optimizer(recipe, method.parameters(), fused=self.ahead)
-        # A scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones.
-        self.scaler = torch.amp.GradScaler(backbone.device.type, init_scale=256.0, enabled=scaled)
         self.averages = {name: torch.zeros_like(p) for name, p in method.named_parameters()} if recipe.average else {}
-        self.class_state = state or method.class_state(train_set.classes)
-        self.gradients = Compiled(self._gradients, backbone.device, compile, after=RECORD_AFTER)
-        self.gradients.on &= self.ahead
         self.unread: list[Tensor] = []
         self.read = time.monotonic()
         if self.ahead:
-            self.broken = torch.zeros((), device=backbone.device)
+            self.broken = torch.zeros((), device=method.backbone.device)
             self.optimizer.found_inf = self.broken  # type: ignore[attr-defined]  # fused optimisers step only while it is 0
         self.epoch = 0
         self.step = 0
@@ -282,7 +273,7 @@ class _Run:
         try:
             self.train(path, workers, progress, title)
         finally:
-            self.release()
+            self.gradients.end()
         self.method.eval()
         self.take_average()
         self.require_finite()
@@ -341,15 +332,6 @@ class _Run:
         self.images += len(labels)
         self.step += 1
 
-    def _gradients(self, pixels: Tensor, labels: Tensor) -> list[Any]:
-        """The loss, and its gradient with respect to each parameter."""
-        loss = self.method.loss(pixels, labels, self.class_state)
-        if not loss.requires_grad:
-            raise PerlclipError(f"with these settings nothing that {self.method.name} trains reaches the loss")
-        gradients = torch.autograd.grad(self.scaler.scale(loss), list(self.method.parameters()), allow_unused=True)
-        # Fused optimisers want them laid out as the parameters are.
-        return [loss.detach(), *(None if g is None else g.contiguous() for g in gradients)]
-
     def read_losses(self) -> None:
         """Fetch the losses not read yet, and stop at one that is not a number."""
         values = torch.stack(self.unread).tolist() if self.unread else []
@@ -361,12 +343,6 @@ class _Run:
                     f"({self.recipe.lr:g}) or use float32"
                 )
             self.losses.append(value)
-
-    def release(self) -> None:
-        """Let go of what the steps were recorded in: gigabytes with many classes."""
-        self.gradients.forget()
-        for p in self.method.parameters():
-            p.grad = None
 
     def take_average(self) -> None:
         """Weights of the epochs' ends averaged, where the recipe says so."""

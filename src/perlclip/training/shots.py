@@ -15,7 +15,7 @@ from perlclip.heads.regression import Ridge
 from perlclip.methods.base import ClassState, Method
 
 FEATURES = "first"  # see `heads.head.FEATURES`
-BATCH = 64
+BATCH = 32  # as the studio looks at images: of more, ViT-B/16 on a card wants kernels made first, for seconds
 
 
 @dataclass(frozen=True, kw_only=True)
