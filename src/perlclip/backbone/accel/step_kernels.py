@@ -53,13 +53,13 @@ def _think(h_ptr, w_ptr, z_ptr, D, R, eps, BLOCK: tl.constexpr, RANKS: tl.conste
     inside = column < D
     here = tl.program_id(0).to(tl.int64) * D + column
     h = tl.load(h_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    normed, mean, scale = _norm_row(h, inside, D, eps)
+    normed, _mean, _scale = _norm_row(h, inside, D, eps)
     gain = tl.load(w_ptr + column, mask=inside, other=0.0)
     y = normed * gain + tl.load(w_ptr + D + column, mask=inside, other=0.0)
     z = tl.load(w_ptr + (2 + 2 * R) * D + R + column, mask=inside, other=0.0)
     for first in range(0, R, RANKS):
-        a, down, up = _hidden(w_ptr, y, first + tl.arange(0, RANKS), column, D, R)
-        g, slope = _gelu(a)
+        a, _down, up = _hidden(w_ptr, y, first + tl.arange(0, RANKS), column, D, R)
+        g, _slope = _gelu(a)
         z += tl.sum(g[:, None] * up, 0)
     tl.store(z_ptr + here, z.to(z_ptr.dtype.element_ty), mask=inside)
 
