@@ -82,14 +82,14 @@ def linear_silu(y: Tensor | Rows8, linear: nn.Linear) -> Tensor | Rows8:
     return F.silu(linear(y))
 
 
-def unit(x_BE: Tensor) -> Tensor:
+def unit(x: Tensor) -> Tensor:
     """Rows at unit length, in float32."""
-    if wants_gradient(x_BE) and has_kernel("unit", x_BE):
+    if torch.is_grad_enabled() and has_kernel("unit", x):
         from perlclip.backbone.accel import step_kernels
 
-        v_BE: Tensor = step_kernels.Unit.apply(x_BE)  # type: ignore[no-untyped-call]
-        return v_BE
-    return F.normalize(x_BE.float(), dim=-1)
+        v: Tensor = step_kernels.Unit.apply(x)  # type: ignore[no-untyped-call]
+        return v
+    return F.normalize(x.float(), dim=-1)
 
 
 def read_row(

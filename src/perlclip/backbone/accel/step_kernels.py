@@ -2,6 +2,7 @@
 
 There torch starts some twenty kernels of a few microseconds each, forward and back, that wait for each other; here they
 are one to four. Frozen weights have no gradients. Sums over rows go in a fixed order: a seed gives the same numbers.
+Numbers of rows and sequences are not compiled in: they change from step to step.
 
 Shapes: B sequences, N rows, D width, H heads, d = D / H, P parameters of a projector of rank R.
 """
@@ -52,13 +53,13 @@ def _think(h_ptr, w_ptr, z_ptr, D, R, eps, BLOCK: tl.constexpr, RANKS: tl.conste
     inside = column < D
     here = tl.program_id(0).to(tl.int64) * D + column
     h = tl.load(h_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    normed, _, _ = _norm_row(h, inside, D, eps)
+    normed, _mean, _scale = _norm_row(h, inside, D, eps)
     gain = tl.load(w_ptr + column, mask=inside, other=0.0)
     y = normed * gain + tl.load(w_ptr + D + column, mask=inside, other=0.0)
     z = tl.load(w_ptr + (2 + 2 * R) * D + R + column, mask=inside, other=0.0)
     for first in range(0, R, RANKS):
-        a, _, up = _hidden(w_ptr, y, first + tl.arange(0, RANKS), column, D, R)
-        g, _ = _gelu(a)
+        a, _down, up = _hidden(w_ptr, y, first + tl.arange(0, RANKS), column, D, R)
+        g, _slope = _gelu(a)
         z += tl.sum(g[:, None] * up, 0)
     tl.store(z_ptr + here, z.to(z_ptr.dtype.element_ty), mask=inside)
 
@@ -91,7 +92,7 @@ def _think_back(h_ptr, w_ptr, d_z_ptr, stride, d_h_ptr, kept_ptr, D, R, eps, BLO
     tl.store(d_h_ptr + row * D + column, d_h.to(d_h_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def _think_back_weights(
     h_ptr, w_ptr, d_z_ptr, stride, kept_ptr, d_w_ptr, B, D, R, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -166,7 +167,7 @@ class Think(torch.autograd.Function):
 
 def _row(h_BD: Tensor, rank: int) -> dict[str, int]:
     """How a program takes a row of the state and a few of the hidden numbers."""
-    block, ranks = triton.next_power_of_2(h_BD.shape[1]), min(8, triton.next_power_of_2(rank))
+    block, ranks = triton.next_power_of_2(h_BD.shape[1]), min(4, triton.next_power_of_2(rank))
     return dict(BLOCK=block, RANKS=ranks, num_warps=min(8, max(1, block * ranks // 256)))
 
 
@@ -196,20 +197,20 @@ class Unit(torch.autograd.Function):
     EPS = 1e-12
 
     @staticmethod
-    def forward(ctx: Any, x_BD: Tensor) -> Tensor:
-        x_BD = x_BD.contiguous()
-        ctx.save_for_backward(x_BD)
-        v_BD = torch.empty_like(x_BD, dtype=torch.float32)
-        with torch.cuda.device(x_BD.device):
-            _unit[(len(x_BD),)](x_BD, v_BD, x_BD.shape[1], Unit.EPS, **_whole_row(x_BD))
-        return v_BD
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x, D = x.contiguous(), x.shape[-1]
+        ctx.save_for_backward(x)
+        v = torch.empty_like(x, dtype=torch.float32)
+        with torch.cuda.device(x.device):
+            _unit[(x.numel() // D,)](x, v, D, Unit.EPS, **_whole_row(x))
+        return v
 
     @staticmethod
     def backward(ctx: Any, d_v: Tensor) -> Tensor:
-        (x_BD,) = ctx.saved_tensors
-        d_x = torch.empty_like(x_BD)
-        with torch.cuda.device(x_BD.device):
-            _unit_back[(len(x_BD),)](x_BD, d_v.contiguous(), d_x, x_BD.shape[1], Unit.EPS, **_whole_row(x_BD))
+        (x,) = ctx.saved_tensors
+        d_x, D = torch.empty_like(x), x.shape[-1]
+        with torch.cuda.device(x.device):
+            _unit_back[(x.numel() // D,)](x, d_v.contiguous(), d_x, D, Unit.EPS, **_whole_row(x))
         return d_x
 
 
@@ -218,7 +219,7 @@ def _whole_row(x: Tensor) -> dict[str, int]:
     return dict(BLOCK=block, num_warps=min(8, max(1, block // 256)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _pick(x_ptr, y_ptr, read_ptr, x_row_ptr, y_row_ptr, N, D, BLOCK: tl.constexpr):
     """One row of two sequences."""
     b, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -229,6 +230,12 @@ def _pick(x_ptr, y_ptr, read_ptr, x_row_ptr, y_row_ptr, N, D, BLOCK: tl.constexp
 
 
 @triton.jit
+def _some_rows(y_ptr, row, column, seen, D):
+    both = (row < seen)[:, None] & (column < D)[None, :]
+    return tl.load(y_ptr + row[:, None] * D + column[None, :], mask=both, other=0.0)
+
+
+@triton.jit(do_not_specialize=["B", "N"])
 def _look(
     u_ptr, y_ptr, read_ptr, m_ptr, log_ptr, B, N, D, scale,
     H: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -243,10 +250,11 @@ def _look(
         seen = N
     most, total = tl.full((1,), float("-inf"), tl.float32), tl.zeros((1,), tl.float32)
     m = tl.zeros((BLOCK,), tl.float32)
+    y_ptr += b * N * D
+    ahead = _some_rows(y_ptr, tl.arange(0, ROWS), column, seen, D)
     for first in range(0, seen, ROWS):
-        row = first + tl.arange(0, ROWS)
-        both = (row < seen)[:, None] & inside[None, :]
-        y = tl.load(y_ptr + (b * N + row[:, None]) * D + column[None, :], mask=both, other=0.0).to(tl.float32)
+        row, y = first + tl.arange(0, ROWS), ahead.to(tl.float32)
+        ahead = _some_rows(y_ptr, row + ROWS, column, seen, D)  # on its way while these are looked at
         s = tl.where(row < seen, tl.sum(y * u[None, :], 1) * scale, float("-inf"))
         now = tl.maximum(most, tl.max(s, 0))
         p, before = tl.exp(s - now), tl.exp(most - now)
@@ -257,7 +265,7 @@ def _look(
     tl.store(log_ptr + h * B + b + tl.arange(0, 1), most + tl.log(total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "N"])
 def _look_back(
     u_ptr, y_ptr, read_ptr, m_ptr, log_ptr, d_m_ptr, p_ptr, d_s_ptr, d_u_ptr, B, N, D, scale,
     H: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -275,10 +283,11 @@ def _look_back(
     else:
         seen = N
     d_u = tl.zeros((BLOCK,), tl.float32)
+    y_ptr += b * N * D
+    ahead = _some_rows(y_ptr, tl.arange(0, ROWS), column, seen, D)
     for first in range(0, seen, ROWS):
-        row = first + tl.arange(0, ROWS)
-        both = (row < seen)[:, None] & inside[None, :]
-        y = tl.load(y_ptr + (b * N + row[:, None]) * D + column[None, :], mask=both, other=0.0).to(tl.float32)
+        row, y = first + tl.arange(0, ROWS), ahead.to(tl.float32)
+        ahead = _some_rows(y_ptr, row + ROWS, column, seen, D)
         p = tl.exp(tl.sum(y * u[None, :], 1) * scale - log)
         d_s = p * (tl.sum(y * d_m[None, :], 1) - mean) * scale
         d_u += tl.sum(d_s[:, None] * y, 0)
@@ -288,7 +297,7 @@ def _look_back(
     tl.store(d_u_ptr + here, d_u.to(d_u_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "N"])
 def _spread_back(
     u_ptr, d_m_ptr, p_ptr, d_s_ptr, read_ptr, d_x_row_ptr, d_y_row_ptr, d_x_ptr, d_y_ptr, B, N, D,
     H: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
