@@ -83,7 +83,8 @@ def test_from_an_empty_log_to_an_adapter(studio, tmp_path, backbone, monkeypatch
         assert len(worker.history) - before <= 1  # the undo was the last word
 
 
-def test_what_is_refused_and_what_hides(studio, tmp_path):
+def test_what_is_refused_and_what_hides(studio, tmp_path, monkeypatch):
+    monkeypatch.setattr("perlclip.studio.interface.LOOKS", 0)
     folder = draw(tmp_path / "images", 4)
     (tmp_path / "secret.png").write_bytes((folder / "00-red.png").read_bytes())
     with studio(folder) as (address, worker):
@@ -108,12 +109,18 @@ def test_what_is_refused_and_what_hides(studio, tmp_path):
             assert 400 <= ask(address, "/api/classes", new | change)[0] < 500, change
         assert ask(address, "/api/label", good, origin="http://evil.example")[0] == 403
         assert ask(address, "/api/state", host="evil.example")[0] == 421
+        assert (ask(address, "/api/look/0")[0], ask(address, "/api/guess/0")[0]) == (503, 200)  # labels do not wait
         assert worker.project.version == 0
         assert ask(address, "/api/ask", {"what": "train"})[0] == 200
         until(lambda: "two classes" in ask(address, "/api/state")[1]["status"]["error"])
         content = ask(address, "/thumbnail/0")[1]
         assert Image.open(io.BytesIO(content)).size == (40, 32)
         assert ask(address, "/api/export.zip")[0] == 404
+        # Classes may be changed while others label, but not what others have changed.
+        assert ask(address, "/api/classes", new)[1] == {"version": 1} and ask(address, "/api/label", good)[0] == 200
+        more = {"classes": [[0, "cat"], [None, "dog"]], "template": "a {}", "version": 1}
+        assert ask(address, "/api/classes", more)[1] == {"version": 3}
+        assert [ask(address, "/api/classes", more | {"version": n})[0] for n in (1, 2, 4, "3")] == [409] * 4
 
 
 def test_a_training_can_be_stopped_and_a_label_does_not_wait_for_it(studio, tmp_path):
@@ -164,4 +171,6 @@ def test_a_refit_reads_only_what_is_new_and_equals_a_first_one(studio, tmp_path,
         assert refit().fingerprint != first.fingerprint and read.count(False) == 2
         assert "cannot read" in worker.unreadable[to_train[2]] and not worker.status.error
         project.set_classes([(number, f"{name} thing") for number, name in enumerate(COLOURS)])
+        worker.ask("export")
+        until(lambda: "for other classes" in worker.status.error)
         assert refit().class_names[0] == "red thing" and worker._gradients is not kept

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import perlclip
+from perlclip.studio import takeaway
 from perlclip.studio.project import Project
 from tests.browser import Browser, needs_browser
 from tests.studio.conftest import COLOURS, draw
@@ -55,7 +56,9 @@ def label(page, count: int) -> None:
         )
 
 
-def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, backbone):
+def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, backbone, monkeypatch):
+    tested, evaluate = [], takeaway.evaluate
+    monkeypatch.setattr(takeaway, "evaluate", lambda it, *a, **k: (tested.append(it), evaluate(it, *a, **k))[1])
     folder = draw(tmp_path / "images", 36)
     with studio(folder, every=15) as (address, worker):
         page.open(address)
@@ -104,6 +107,8 @@ def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, 
     adapter = perlclip.load_adapter(tmp_path / "images-adapter" / "adapter", backbone=backbone)
     assert adapter.class_names == tuple(COLOURS) and adapter.method.name == "perl"
     assert adapter.training["images"] == before + many  # all labels, those held out as well
+    assert [it.method.name for it in tested] == ["perl"] and tested[0].training["images"] < before  # not in the report
+    assert "labels that it was not trained on" in (tmp_path / "images-adapter" / "report.html").read_text()
     assert len(perlclip.load_images(tmp_path / "images-adapter" / "labels.csv")) == before + many
 
 
@@ -280,11 +285,14 @@ def test_a_kill_loses_nothing_and_the_page_goes_on(page, studio, tmp_path, clip_
         process.communicate()
     label(page, 2)  # into nothing
     page.wait("!document.getElementById('away').hidden")
+    (folder / "!new.png").write_bytes((folder / "00-red.png").read_bytes())  # all others have another place now
     with studio(folder, int(address.rpartition(":")[2])) as (again, worker):
         assert again == address
         page.wait("document.getElementById('away').hidden && sessionStorage.outbox === '[]'")
         assert len(worker.project.labels().of) == 5 and worker.project.version == 6
+        assert all(f"-{name}." in file for file, name in worker.project.rows(worker.project.labels()))
         assert worker.project.labels().names == tuple(COLOURS)
+    page.wrong[:] = [one for one in page.wrong if "409 (Conflict)" not in one]  # of places in the old folder
 
 
 @pytest.mark.skipif("STUDIO_PICTURES" not in os.environ, reason="STUDIO_PICTURES=docs draws the documents' pictures")

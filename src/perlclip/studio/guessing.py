@@ -38,7 +38,8 @@ class Guesses:
     accuracy: float | None = None  # in percent, on labels held out
     zero_shot: float | None = None
     held: int = 0
-    quick: Adapter | None = None
+    quick: Adapter | None = None  # of all labels
+    measured: Adapter | None = None  # of those that are not held out, whose accuracy this is
     round: int = 1  # of guesses, by which a page sees that they are new
 
     def top(self, place: int, count: int) -> list[tuple[int, float]]:
@@ -71,16 +72,16 @@ def guess(
     given = labels.given()
     train, held = ([p for p in part if have_N[p]] for part in project.split(labels))
     known = train + held
-    quick, accuracy, zero_shot = None, None, None
+    quick, measured, accuracy, zero_shot = None, None, None, None
     if known:
         place, labels_M = torch.tensor(known), torch.tensor([given[p] for p in known])
         quick = head_of(method, labels, v_NE[place], zero_NC[place], labels_M)
         head = quick.head
     if train and held:
         place, labels_M = torch.tensor(train), torch.tensor([given[p] for p in train])
-        measured = head_of(method, labels, v_NE[place], zero_NC[place], labels_M).head
+        measured = head_of(method, labels, v_NE[place], zero_NC[place], labels_M)
         there, truth = torch.tensor(held), torch.tensor([given[p] for p in held])
-        accuracy = _percent(_answers(method, state, measured, zero_NC[there], v_NE[there]), truth)
+        accuracy = _percent(_answers(method, state, measured.head, zero_NC[there], v_NE[there]), truth)
         zero_shot = _percent(zero_NC[there], truth)
     # Texts alone are far too sure of themselves.
     logits_NC = _answers(method, state, head, zero_NC, v_NE) if head else UNSURE * zero_NC
@@ -88,7 +89,7 @@ def guess(
     queue, queued_at = _queue(labels, known, v_NE, p_NC, have_N, given, before)
     return Guesses(
         labels=labels, have_N=have_N.clone(), p_NC=p_NC.half(), queue=queue, queued_at=queued_at, accuracy=accuracy,
-        zero_shot=zero_shot, held=len(held), quick=quick, round=before.round + 1 if before else 1,
+        zero_shot=zero_shot, held=len(held), quick=quick, measured=measured, round=before.round + 1 if before else 1,
     )  # fmt: skip
 
 

@@ -9,12 +9,13 @@ import io
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Semaphore
 from typing import Any
 
 import numpy as np
 
 from perlclip.errors import PerlclipError
-from perlclip.serve.guard import Refusal, new_app, read_json
+from perlclip.serve.guard import Refusal, busy, new_app, read_json
 from perlclip.studio.project import NONE, Labels
 from perlclip.studio.worker import Worker
 
@@ -30,13 +31,14 @@ KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".s
 FOREVER = {"cache-control": "private, max-age=31536000, immutable"}  # the address changes with the file
 KEYS = 9  # of the keyboard, for as many classes
 MOST_PLACES = 100_000  # in one stroke
+LOOKS = 4  # into images that may wait for each other: threads that wait are not there for labels
 EXPORTED = ("adapter/adapter_config.json", "adapter/adapter_model.safetensors", "adapter/README.md", "labels.csv",
             "report.html")  # fmt: skip
 
 
 def studio_app(worker: Worker) -> FastAPI:
     """The app of one project, to be run behind a guard."""
-    app, project = new_app("perlclip studio", openapi_url=None), worker.project
+    app, project, looks = new_app("perlclip studio", openapi_url=None), worker.project, Semaphore(LOOKS)
 
     def place_of(place: int) -> int:
         if not 0 <= place < len(project):
@@ -85,7 +87,12 @@ def studio_app(worker: Worker) -> FastAPI:
         guesses = worker.guesses
         found = {"top": guesses.top(place_of(place), KEYS) if guesses else [], "held": project.is_held_out(place)}
         if request.url.path.startswith("/api/look"):
-            found["maps"] = worker.explain(place) if worker.perl else None
+            if not looks.acquire(blocking=False):
+                raise busy("several images are being looked into; come back in a second")
+            try:
+                found["maps"] = worker.explain(place) if worker.perl else None
+            finally:
+                looks.release()
         return JSONResponse(found)
 
     @app.get("/thumbnail/{place}")
@@ -136,8 +143,9 @@ def studio_app(worker: Worker) -> FastAPI:
         return {"version": project.version, "places": places, "values": [now.get(p, NONE) for p in places]}
 
     def classes(given: dict[str, Any]) -> Any:
-        if given.get("version") != project.version:
-            raise Refusal(409, "somebody labelled or changed classes meanwhile: look again, then save")
+        version = given.get("version")
+        if type(version) is not int or not project.classes_version <= version <= project.version:
+            raise Refusal(409, "somebody has changed the classes meanwhile: open them again, then save")
         pairs, template = given.get("classes"), given.get("template")
         if not isinstance(template, str) or not isinstance(pairs, list) or not all(map(_is_pair, pairs)):
             raise PerlclipError("classes are {classes: [[number or null, name], …], template: text}")

@@ -88,7 +88,7 @@ class Thumbnails:
             try:
                 content = path.read_bytes()
             except OSError:
-                content, _ = small_picture(image or read_image(self.paths[place]), SIDE)
+                content, _ = small_picture(image or read_image(self.paths[place], 2 * SIDE), SIDE)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_files({path: content})
         return content, "image/png" if content.startswith(b"\x89PNG") else "image/jpeg"
@@ -100,6 +100,6 @@ class Thumbnails:
     def view(self, place: int, side: int = 1024) -> tuple[bytes, str]:
         """The image as large as a screen needs it; always made anew from pixels, never a user's file as it is."""
         try:
-            return small_picture(read_image(self.paths[place]), side)
+            return small_picture(read_image(self.paths[place], side), side)
         except OSError as error:
             raise PerlclipError(f"cannot read {self.paths[place]}: {error}") from error

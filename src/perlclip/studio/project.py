@@ -93,6 +93,7 @@ class Project:
         self._ids: dict[str, int] = {}
         self._now: Labels | None = None  # until something is said
         self._classes: dict[str, Any] = {"classes": [], "template": DEFAULT_TEMPLATE}
+        self.classes_version = 0  # strokes there were when classes were changed last, that one included
         try:
             for entry in self.journal.entries:
                 self._take(entry)
@@ -192,6 +193,7 @@ class Project:
         elif op == "classes":
             check_class_names([name for _, name in entry["classes"]])
             self._classes = {"classes": entry["classes"], "template": entry["template"]}
+            self.classes_version = n + 1
         else:
             raise ValueError(f"unknown {op!r}")
         if entry.get("id"):

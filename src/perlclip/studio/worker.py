@@ -82,6 +82,7 @@ class Worker:
         self.checked: dict[str, Any] = {}
         self.unreadable: dict[int, str] = {}
         self.perl: Adapter | None = start if start and start.method.name == "perl" else None
+        self._apart: Adapter | None = None  # the last PERL that has not seen what is held out
         self.exported: dict[str, Any] = {}
         self._first_head = start.head if start and start.head and start.head.features == "first" else None
         self._state: tuple[Classes, ClassState] | None = None
@@ -101,7 +102,7 @@ class Worker:
         self._order = torch.randperm(len(project), generator=torch.Generator().manual_seed(1))
         if start is None and (project.folder / "perl").is_dir():
             try:
-                self.perl = load_adapter(project.folder / "perl", backbone=backbone)
+                self.perl = self._apart = load_adapter(project.folder / "perl", backbone=backbone)
             except PerlclipError:  # of another backbone, or damaged: it is made again
                 self._trained = 0
 
@@ -274,7 +275,7 @@ class Worker:
                 images = self.project.image_set(labels, held)
                 found = evaluate(fitted, images, state=fitted.state, batch_size=BATCH, compile="off", on_error="skip")
                 accuracy, metrics = found.accuracy, {"held-out": found.metrics()}
-        self.perl = fitted = replace(fitted, metrics=metrics)
+        self.perl = self._apart = fitted = replace(fitted, metrics=metrics)
         tested = time.monotonic()
         save_adapter(fitted, self.project.folder / "perl")
         ended = time.monotonic()
@@ -366,9 +367,14 @@ class Worker:
             adapter = self.guesses.quick if self.guesses else None
         if adapter is None:
             raise PerlclipError("there is no adapter yet: wait until the labelled images have been looked at")
+        if adapter.class_names != labels.names:
+            raise PerlclipError("PERL was trained for other classes: train it once more first")
+        tested = self.guesses.measured if self.guesses else None
+        if adapter.method.name == "perl" and self._apart and self._apart.class_names == labels.names:
+            tested = self._apart
         self.status = Status(task="export", title="exporting")
         with heard_by(self._heard):
-            written = write_export(self.project, labels, adapter, held, self.out)
+            written = write_export(self.project, labels, adapter, tested, held, self.out)
         self.exported = {"folder": str(self.out), "files": written, "at": time.time(), "method": adapter.method.name}
         self.status = Status()
         return True

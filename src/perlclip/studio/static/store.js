@@ -15,6 +15,14 @@ export const store = Object.assign(new EventTarget(), {
 });
 const tab = (sessionStorage.tab ||= crypto.randomUUID ? crypto.randomUUID() : String(Math.random()));
 const outbox = JSON.parse(sessionStorage.outbox || "[]"); // strokes not yet on disk: a reload sends them again
+const FINAL = new Set([400, 404, 409, 413, 422]); // of a stroke that will never be taken; all else may pass
+const keepOutbox = () => {
+  try {
+    sessionStorage.outbox = JSON.stringify(outbox);
+  } catch {
+    /* there is no room: they are in this page's memory */
+  }
+};
 let sending = false,
   timer = 0,
   strokes = 0,
@@ -102,7 +110,7 @@ async function send() {
   if (sending) return;
   sending = true;
   while (outbox.length) {
-    const {path, body} = outbox[0];
+    const {path, body, names} = outbox[0];
     try {
       const answer = await post(path, body);
       if (path === "undo") {
@@ -114,25 +122,41 @@ async function send() {
         else store.dispatchEvent(new CustomEvent("undone", {detail: answer.places}));
       }
     } catch (error) {
-      if (!error.status || error.status >= 500) {
+      if (!FINAL.has(error.status)) {
         away(true);
         await new Promise(go => setTimeout(go, 1000));
         continue;
       }
+      if (error.status === 409 && (await moved(body, names))) continue;
       toast(error.message, {bad: true, seconds: 12});
       had.table = "";
     }
     away(false);
     outbox.shift();
-    sessionStorage.outbox = JSON.stringify(outbox);
+    keepOutbox();
   }
   sending = false;
   refresh();
+}
+// Labels given while the studio was away, to a folder that has changed meanwhile: images go by their names.
+async function moved(body, names) {
+  try {
+    const images = await get("/api/images");
+    if (images.listing === body.listing) return false;
+    const place = new Map(images.names.map((name, i) => [name, i]));
+    if (names) body.places = names.map(name => place.get(name)).filter(at => at !== undefined);
+    body.listing = images.listing;
+    keepOutbox();
+    return !names || body.places.length > 0;
+  } catch {
+    return true; // it is away again
+  }
 }
 function enqueue(path, body) {
   strokes += 1;
   outbox.push({
     path,
+    names: body.places?.map(imageName),
     body: {
       ...body,
       by: tab,
@@ -140,7 +164,7 @@ function enqueue(path, body) {
       stroke: `${tab.slice(0, 8)}-${Date.now()}-${Math.random().toString(36).slice(2, 8)}`,
     },
   });
-  sessionStorage.outbox = JSON.stringify(outbox);
+  keepOutbox();
   send();
 }
 export function label(places, value) {
