@@ -187,6 +187,16 @@ def test_gradients_of_thoughts_are_the_same_every_time():
     assert all(torch.equal(one, other) for one, other in zip(made(), made(), strict=True))
 
 
+@pytest.mark.parametrize("norm", [(width, dtype) for width in (96, 768) for dtype in DTYPES], indirect=True)
+def test_rows_that_enter_a_sequence_and_their_gradient(norm):
+    dtype, width = norm.weight.dtype, norm.weight.shape[0]
+    parts = [torch.randn(3, rows, width, device=DEVICE, dtype=dtype).add_(2).requires_grad_() for rows in (2, 5)]
+    exact = [each.detach().float().requires_grad_() for each in parts]
+    found, wanted = step_kernels.Enter.apply(*parts, norm), (torch.cat(exact, 1), exact_norm(exact[0], norm))
+    assert torch.equal(found[0], wanted[0].to(dtype)) and off(found[1], wanted[1]) < CLOSE[dtype]
+    gradients_agree(found, wanted, parts, exact, CLOSE[dtype])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [512, 96, 50])
 def test_rows_at_unit_length_and_their_gradient(dtype, width):
@@ -241,4 +251,4 @@ def test_a_training_step_of_kernels_has_the_plain_ones_gradients(variant, monkey
     monkeypatch.setattr(fused, "has_kernel", lambda name, x: taken.add(name) or True)
     for got, want in zip(gradients(), wanted, strict=True):
         assert off(got, want) < (1e-4 if DEVICE == "cpu" else 1e-2)  # cards round float32 before they multiply
-    assert taken == {"think", "read", "unit", "add_norm", "add_norm_training", "attention"}
+    assert taken == {"think", "enter", "read", "unit", "add_norm", "add_norm_training", "attention"}

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8
-from perlclip.backbone.accel.fused import add_norm, attention, linear_silu, read_row, unit
+from perlclip.backbone.accel.fused import add_norm, attention, enter, linear_silu, read_row, unit
 
 State = Mapping[str, Tensor]
 Activation = Callable[[Tensor], Tensor]
@@ -408,10 +408,12 @@ class Refinement:
             return self._pool(x_BND, own_BNE, None, 0, {})
         front_BkD, k = front_BkD.to(x_BND.dtype), front_BkD.shape[1]
         # Only the front rows' queries, keys and values are new.
-        front_BkE = None if own_BNE is None else self.first.project_qkv(Rows(front_BkD))
         if k > self.room or torch.is_grad_enabled():
-            x_BND = torch.cat([front_BkD, x_BND], 1)
-            return self._pool(x_BND, own_BNE, front_BkE, k, later or {})
+            if own_BNE is None:
+                return self._pool(torch.cat([front_BkD, x_BND], 1), None, None, k, later or {})
+            x_BND, y_BkD = enter(front_BkD, x_BND, self.first.norm1)
+            return self._pool(x_BND, own_BNE, self.first.project_qkv(Rows(front_BkD, y_BkD)), k, later or {})
+        front_BkE = None if own_BNE is None else self.first.project_qkv(Rows(front_BkD))
         begin = self.room - k
         self.roomy_BMD[:, begin : self.room] = front_BkD
         if self.qkv_BME is not None and front_BkE is not None:

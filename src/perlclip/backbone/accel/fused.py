@@ -1,9 +1,9 @@
 """Steps of a transformer block that need only one pass over memory, and small parts of a training step in one kernel.
 
 `add_norm`, `attention` among few rows and, where nobody asks for gradients, `linear_silu` are on CUDA and in half
-precision the kernels of `kernels.py`, elsewhere plain torch: same function, one rounding less. So are `unit`,
-`read_row` and `think` those of `step_kernels.py`, where gradients are asked for. Starting such a kernel costs more than
-starting torch's own, so that small inputs are worth it only on their way into a CUDA graph, where starting is free.
+precision the kernels of `kernels.py`, elsewhere plain torch: same function, one rounding less. `think`, `enter`,
+`read_row` and `unit` are those of `step_kernels.py` where gradients are asked for. Starting such a kernel costs more
+than starting torch's own, so that small inputs are worth it only on the way into a CUDA graph, where starting is free.
 """
 
 import warnings
@@ -80,6 +80,16 @@ def linear_silu(y: Tensor | Rows8, linear: nn.Linear) -> Tensor | Rows8:
         if kernels.can_multiply(linear):
             return kernels.linear_silu(y, linear)
     return F.silu(linear(y))
+
+
+def enter(front_BkD: Tensor, own_BND: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    """Rows before those of a sequence, and the norm of these rows."""
+    if wants_gradient(front_BkD, own_BND) and not norm.weight.requires_grad and has_kernel("enter", front_BkD):
+        from perlclip.backbone.accel import step_kernels
+
+        out: tuple[Tensor, Tensor] = step_kernels.Enter.apply(front_BkD, own_BND, norm)  # type: ignore[no-untyped-call]
+        return out
+    return torch.cat([front_BkD, own_BND], 1), norm(front_BkD)
 
 
 def unit(x: Tensor) -> Tensor:

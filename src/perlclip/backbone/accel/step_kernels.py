@@ -1,4 +1,4 @@
-"""Triton kernels of what a training step does beside its blocks: thoughts, unit vectors, and the row that is read.
+"""Triton kernels of what a training step does beside its blocks: thoughts, their entrance, the row read, unit vectors.
 
 There torch starts some twenty kernels of a few microseconds each, forward and back, that wait for each other; here they
 are one to four. Frozen weights have no gradients. Sums over rows go in a fixed order: a seed gives the same numbers.
@@ -169,6 +169,68 @@ def _row(h_BD: Tensor, rank: int) -> dict[str, int]:
     """How a program takes a row of the state and a few of the hidden numbers."""
     block, ranks = triton.next_power_of_2(h_BD.shape[1]), min(4, triton.next_power_of_2(rank))
     return dict(BLOCK=block, RANKS=ranks, num_warps=min(8, max(1, block * ranks // 256)))
+
+
+@triton.jit(do_not_specialize=["N", "k"])
+def _enter(front_ptr, own_ptr, gain_ptr, bias_ptr, x_ptr, y_ptr, N, k, D, eps, BLOCK: tl.constexpr):
+    """One row of a sequence whose first k come from elsewhere; of those also the norm."""
+    b, n = (tl.program_id(0) // N).to(tl.int64), tl.program_id(0) % N
+    column = tl.arange(0, BLOCK)
+    inside = column < D
+    here = (b * k + n) * D + column
+    new = tl.where(n < k, D, 0)  # numbers of this row that come from the front
+    x = tl.load(own_ptr + (b * (N - k) + n - k) * D + column, mask=inside & (column >= new), other=0.0)
+    x += tl.load(front_ptr + here, mask=column < new, other=0.0)
+    tl.store(x_ptr + (b * N + n) * D + column, x, mask=inside)
+    if n < k:
+        normed, _mean, _scale = _norm_row(x.to(tl.float32), inside, D, eps)
+        gain = tl.load(gain_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        y = normed * gain + tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["N", "k"])
+def _enter_back(front_ptr, gain_ptr, d_x_ptr, d_y_ptr, d_front_ptr, N, k, D, eps, BLOCK: tl.constexpr):
+    """The gradient of one of the k rows: its own, and through its norm."""
+    b, n = (tl.program_id(0) // k).to(tl.int64), tl.program_id(0) % k
+    column = tl.arange(0, BLOCK)
+    inside = column < D
+    here = (b * k + n) * D + column
+    front = tl.load(front_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    normed, _mean, scale = _norm_row(front, inside, D, eps)
+    d_normed = tl.load(d_y_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    d_normed *= tl.load(gain_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    through = (d_normed - tl.sum(d_normed) / D - normed * (tl.sum(d_normed * normed) / D)) * scale
+    d_x = tl.load(d_x_ptr + (b * N + n) * D + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(d_front_ptr + here, (d_x + through).to(d_front_ptr.dtype.element_ty), mask=inside)
+
+
+class Enter(torch.autograd.Function):
+    """Rows put before those of a sequence, (B, k + N, D), and their norm, (B, k, D); the norm is frozen."""
+
+    @staticmethod
+    def forward(ctx: Any, front_BkD: Tensor, own_BND: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+        front_BkD, own_BND, (B, k, D) = front_BkD.contiguous(), own_BND.contiguous(), front_BkD.shape
+        N = k + own_BND.shape[1]
+        ctx.save_for_backward(front_BkD)
+        ctx.norm = norm
+        x_BND, y_BkD = own_BND.new_empty(B, N, D), torch.empty_like(front_BkD)
+        with torch.cuda.device(x_BND.device):
+            _enter[(B * N,)](
+                front_BkD, own_BND, norm.weight, norm.bias, x_BND, y_BkD, N, k, D, norm.eps, **_whole_row(x_BND)
+            )
+        return x_BND, y_BkD
+
+    @staticmethod
+    def backward(ctx: Any, d_x: Tensor, d_y: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (front,) = ctx.saved_tensors
+        (B, k, D), d_front, d_x = front.shape, torch.empty_like(front), d_x.contiguous()
+        with torch.cuda.device(front.device):
+            _enter_back[(B * k,)](
+                front, ctx.norm.weight, d_x, d_y.contiguous(), d_front, d_x.shape[1], k, D, ctx.norm.eps,
+                **_whole_row(front),
+            )  # fmt: skip
+        return d_front, (d_x[:, k:] if ctx.needs_input_grad[1] else None), None
 
 
 @triton.jit
@@ -396,6 +458,14 @@ def _probe_think(device: torch.device) -> None:
         torch.autograd.grad(Think.apply(h, w, 1, 1e-5, h.dtype).sum(), (h, w))
 
 
+def _probe_enter(device: torch.device) -> None:
+    front = torch.ones(1, 2, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
+    norm = nn.LayerNorm(16, device=device, dtype=torch.bfloat16).requires_grad_(False)
+    with torch.enable_grad():
+        x, y = Enter.apply(front, front.detach(), norm)
+        torch.autograd.grad(x.sum() + y.sum(), front)
+
+
 def _probe_unit(device: torch.device) -> None:
     x = torch.ones(2, 16, device=device, dtype=torch.bfloat16, requires_grad=True)
     with torch.enable_grad():
@@ -411,4 +481,4 @@ def _probe_read(device: torch.device) -> None:
         torch.autograd.grad((row + attended).sum(), x)
 
 
-PROBES = {"think": _probe_think, "unit": _probe_unit, "read": _probe_read}
+PROBES = {"think": _probe_think, "enter": _probe_enter, "unit": _probe_unit, "read": _probe_read}
