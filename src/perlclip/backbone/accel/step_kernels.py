@@ -291,72 +291,113 @@ def _pick(x_ptr, y_ptr, read_ptr, x_row_ptr, y_row_ptr, N, D, BLOCK: tl.constexp
     tl.store(y_row_ptr + b * D + column, tl.load(y_ptr + here, mask=inside, other=0.0), mask=inside)
 
 
+@triton.jit(do_not_specialize=["B", "N"])
+def _scores(
+    u_ptr, y_ptr, s_ptr, B, N, D, scale,
+    H: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """scale u·y of all heads with some rows of a sequence."""
+    b, head, row = tl.program_id(1).to(tl.int64), tl.arange(0, HEADS), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    s = tl.zeros((HEADS, ROWS), tl.float32)
+    for first in range(0, D, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        s += tl.dot(_vectors(u_ptr, head, b, column, B, D, H), tl.trans(_some_rows(y_ptr, b, row, column, N, D)))
+    here = (b * H + head[:, None]) * N + row[None, :]
+    tl.store(s_ptr + here, s * scale, mask=(head < H)[:, None] & (row < N)[None, :])
+
+
 @triton.jit
-def _some_rows(y_ptr, row, column, seen, D):
-    both = (row < seen)[:, None] & (column < D)[None, :]
-    return tl.load(y_ptr + row[:, None] * D + column[None, :], mask=both, other=0.0)
+def _vectors(u_ptr, head, b, column, B, D, H):
+    """One of each head, (H, B, D) in memory."""
+    both = (head < H)[:, None] & (column < D)[None, :]
+    return tl.load(u_ptr + (head[:, None] * B + b) * D + column[None, :], mask=both, other=0.0)
 
 
-@triton.jit(do_not_specialize=["B", "N"])
-def _look(
-    u_ptr, y_ptr, read_ptr, m_ptr, log_ptr, B, N, D, scale,
-    H: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
-    """softmax(scale u·y) y of one head of one sequence, and the logarithm of the softmax's sum."""
-    b, h, column = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.arange(0, BLOCK)
-    inside = column < D
-    u = tl.load(u_ptr + (h * B + b) * D + column, mask=inside, other=0.0).to(tl.float32)
+@triton.jit
+def _some_rows(y_ptr, b, row, column, N, D):
+    both = (row < N)[:, None] & (column < D)[None, :]
+    return tl.load(y_ptr + (b * N + row[:, None]) * D + column[None, :], mask=both, other=0.0)
+
+
+@triton.jit
+def _seen(read_ptr, b, N, CAUSAL: tl.constexpr):
+    """How many rows the one that is read sees."""
     if CAUSAL:
         seen = tl.load(read_ptr + b).to(tl.int32) + 1
     else:
         seen = N
-    most, total = tl.full((1,), float("-inf"), tl.float32), tl.zeros((1,), tl.float32)
-    m = tl.zeros((BLOCK,), tl.float32)
-    y_ptr += b * N * D
-    ahead = _some_rows(y_ptr, tl.arange(0, ROWS), column, seen, D)
+    return seen
+
+
+@triton.jit(do_not_specialize=["B", "N"])
+def _mix(
+    s_ptr, y_ptr, read_ptr, m_ptr, log_ptr, B, N, D,
+    H: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """softmax(s) y of all heads, some columns of it, and the logarithm of the softmax's sum."""
+    b, head = tl.program_id(1).to(tl.int64), tl.arange(0, HEADS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    seen = _seen(read_ptr, b, N, CAUSAL)
+    most, total = tl.full((HEADS,), -1e30, tl.float32), tl.zeros((HEADS,), tl.float32)
+    m = tl.zeros((HEADS, COLUMNS), tl.float32)
     for first in range(0, seen, ROWS):
-        row, y = first + tl.arange(0, ROWS), ahead.to(tl.float32)
-        ahead = _some_rows(y_ptr, row + ROWS, column, seen, D)  # on its way while these are looked at
-        s = tl.where(row < seen, tl.sum(y * u[None, :], 1) * scale, float("-inf"))
-        now = tl.maximum(most, tl.max(s, 0))
-        p, before = tl.exp(s - now), tl.exp(most - now)
-        total = total * before + tl.sum(p, 0)
-        m = m * before + tl.sum(p[:, None] * y, 0)
+        row = first + tl.arange(0, ROWS)
+        there = (head < H)[:, None] & (row < seen)[None, :]
+        s = tl.load(s_ptr + (b * H + head[:, None]) * N + row[None, :], mask=there, other=float("-inf"))
+        now = tl.maximum(most, tl.max(s, 1))
+        p, before = tl.exp(s - now[:, None]), tl.exp(most - now)
+        total = total * before + tl.sum(p, 1)
+        y = _some_rows(y_ptr, b, row, column, N, D)
+        m = m * before[:, None] + tl.dot(p.to(y.dtype), y)
         most = now
-    tl.store(m_ptr + (h * B + b) * D + column, (m / total).to(m_ptr.dtype.element_ty), mask=inside)
-    tl.store(log_ptr + h * B + b + tl.arange(0, 1), most + tl.log(total))
+    total = tl.where(head < H, total, 1.0)
+    both = (head < H)[:, None] & (column < D)[None, :]
+    here = (head[:, None] * B + b) * D + column[None, :]
+    tl.store(m_ptr + here, (m / total[:, None]).to(m_ptr.dtype.element_ty), mask=both)
+    if tl.program_id(0) == 0:
+        tl.store(log_ptr + head * B + b, most + tl.log(total), mask=head < H)
 
 
 @triton.jit(do_not_specialize=["B", "N"])
-def _look_back(
-    u_ptr, y_ptr, read_ptr, m_ptr, log_ptr, d_m_ptr, p_ptr, d_s_ptr, d_u_ptr, B, N, D, scale,
-    H: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+def _scores_back(
+    u_ptr, y_ptr, read_ptr, m_ptr, log_ptr, d_m_ptr, p_ptr, d_s_ptr, B, N, D, scale,
+    H: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of u; of each row that is seen its weight, and the gradient of its score."""
-    b, h, column = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.arange(0, BLOCK)
-    inside = column < D
-    here = (h * B + b) * D + column
-    u = tl.load(u_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    m = tl.load(m_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    d_m = tl.load(d_m_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    log, mean = tl.load(log_ptr + h * B + b), tl.sum(m * d_m)
-    if CAUSAL:
-        seen = tl.load(read_ptr + b).to(tl.int32) + 1
-    else:
-        seen = N
-    d_u = tl.zeros((BLOCK,), tl.float32)
-    y_ptr += b * N * D
-    ahead = _some_rows(y_ptr, tl.arange(0, ROWS), column, seen, D)
-    for first in range(0, seen, ROWS):
-        row, y = first + tl.arange(0, ROWS), ahead.to(tl.float32)
-        ahead = _some_rows(y_ptr, row + ROWS, column, seen, D)
-        p = tl.exp(tl.sum(y * u[None, :], 1) * scale - log)
-        d_s = p * (tl.sum(y * d_m[None, :], 1) - mean) * scale
-        d_u += tl.sum(d_s[:, None] * y, 0)
-        weight = (b * H + h) * N + row
-        tl.store(p_ptr + weight, p.to(p_ptr.dtype.element_ty), mask=row < seen)
-        tl.store(d_s_ptr + weight, d_s.to(d_s_ptr.dtype.element_ty), mask=row < seen)
-    tl.store(d_u_ptr + here, d_u.to(d_u_ptr.dtype.element_ty), mask=inside)
+    """Of some rows of a sequence the weight that each head gives them, and the gradient of their score."""
+    b, head, row = tl.program_id(1).to(tl.int64), tl.arange(0, HEADS), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    s, d_p = tl.zeros((HEADS, ROWS), tl.float32), tl.zeros((HEADS, ROWS), tl.float32)
+    mean = tl.zeros((HEADS,), tl.float32)
+    for first in range(0, D, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)
+        y, d_m = tl.trans(_some_rows(y_ptr, b, row, column, N, D)), _vectors(d_m_ptr, head, b, column, B, D, H)
+        s += tl.dot(_vectors(u_ptr, head, b, column, B, D, H), y)
+        d_p += tl.dot(d_m, y)
+        mean += tl.sum(_vectors(m_ptr, head, b, column, B, D, H).to(tl.float32) * d_m.to(tl.float32), 1)
+    log = tl.load(log_ptr + head * B + b, mask=head < H, other=0.0)
+    there = (head < H)[:, None] & (row < _seen(read_ptr, b, N, CAUSAL))[None, :]
+    p = tl.where(there, tl.exp(s * scale - log[:, None]), 0.0)
+    d_s = p * (d_p - mean[:, None]) * scale
+    here, both = (b * H + head[:, None]) * N + row[None, :], (head < H)[:, None] & (row < N)[None, :]
+    tl.store(p_ptr + here, p.to(p_ptr.dtype.element_ty), mask=both)
+    tl.store(d_s_ptr + here, d_s.to(d_s_ptr.dtype.element_ty), mask=both)
+
+
+@triton.jit(do_not_specialize=["B", "N"])
+def _mix_back(
+    d_s_ptr, y_ptr, d_u_ptr, B, N, D,
+    H: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of u, some columns of it."""
+    b, head = tl.program_id(1).to(tl.int64), tl.arange(0, HEADS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    d_u = tl.zeros((HEADS, COLUMNS), tl.float32)
+    for first in range(0, N, ROWS):
+        row = first + tl.arange(0, ROWS)
+        there = (head < H)[:, None] & (row < N)[None, :]
+        d_s = tl.load(d_s_ptr + (b * H + head[:, None]) * N + row[None, :], mask=there, other=0.0)
+        d_u += tl.dot(d_s, _some_rows(y_ptr, b, row, column, N, D))
+    both = (head < H)[:, None] & (column < D)[None, :]
+    tl.store(d_u_ptr + (head[:, None] * B + b) * D + column[None, :], d_u.to(d_u_ptr.dtype.element_ty), mask=both)
 
 
 @triton.jit(do_not_specialize=["B", "N"])
@@ -404,13 +445,16 @@ class Read(torch.autograd.Function):
         (wq_DD, wk_HdD, wv_HdD), (bq_D, _, bv_D) = _split(qkv, H), qkv.bias.chunk(3)
         x_BD, y_BD = torch.empty(B, D, dtype=x_BND.dtype, device=x_BND.device), y_BND.new_empty(B, D)
         m_HBD, log_HB = y_BND.new_empty(H, B, D), torch.empty(H, B, device=y_BND.device)
-        a_BHd = y_BND.new_empty(B, H, D // H)
+        s_BHN, a_BHd = torch.empty(B, H, N, device=y_BND.device), y_BND.new_empty(B, H, D // H)
+        by_row, by_column = _tiles(y_BND, H)
         with torch.cuda.device(y_BND.device):
             _pick[(B,)](x_BND, y_BND, read_B, x_BD, y_BD, N, D, **_whole_row(y_BND))
             q_BHd = F.linear(y_BD, wq_DD, bq_D).view(B, H, -1)
             u_HBD = torch.bmm(q_BHd.transpose(0, 1), wk_HdD)
-            scale = (D // H) ** -0.5
-            _look[(B * H,)](u_HBD, y_BND, read_B, m_HBD, log_HB, B, N, D, scale, H=H, CAUSAL=causal, **_rows(y_BND))
+            _scores[(triton.cdiv(N, by_row["ROWS"]), B)](u_HBD, y_BND, s_BHN, B, N, D, (D // H) ** -0.5, **by_row)
+            _mix[(triton.cdiv(D, by_column["COLUMNS"]), B)](
+                s_BHN, y_BND, read_B, m_HBD, log_HB, B, N, D, CAUSAL=causal, **by_column
+            )
         torch.bmm(m_HBD, wv_HdD.transpose(1, 2), out=a_BHd.transpose(0, 1))
         ctx.save_for_backward(y_BND, read_B, u_HBD, m_HBD, log_HB)
         ctx.qkv, ctx.causal, ctx.x_dtype = qkv, causal, x_BND.dtype
@@ -425,17 +469,18 @@ class Read(torch.autograd.Function):
         p_BHN, d_s_BHN = (y_BND.new_empty(B, H, N) for _ in range(2))
         d_u_HBD, d_q_BHd = torch.empty_like(u_HBD), y_BND.new_empty(B, H, D // H)
         d_x_BND, d_y_BND = torch.empty_like(y_BND, dtype=ctx.x_dtype), torch.empty_like(y_BND)
-        rows, columns = 16, 128
+        by_row, by_column = _tiles(y_BND, H)
         with torch.cuda.device(y_BND.device):
-            _look_back[(B * H,)](
-                u_HBD, y_BND, read_B, m_HBD, log_HB, d_m_HBD, p_BHN, d_s_BHN, d_u_HBD, B, N, D, (D // H) ** -0.5,
-                H=H, CAUSAL=causal, **_rows(y_BND),
+            _scores_back[(triton.cdiv(N, by_row["ROWS"]), B)](
+                u_HBD, y_BND, read_B, m_HBD, log_HB, d_m_HBD, p_BHN, d_s_BHN, B, N, D, (D // H) ** -0.5,
+                CAUSAL=causal, **by_row,
             )  # fmt: skip
+            _mix_back[(triton.cdiv(D, by_column["COLUMNS"]), B)](d_s_BHN, y_BND, d_u_HBD, B, N, D, **by_column)
             torch.bmm(d_u_HBD, wk_HdD.transpose(1, 2), out=d_q_BHd.transpose(0, 1))
             d_y_BD = d_q_BHd.view(B, D) @ wq_DD
-            _spread_back[(triton.cdiv(N, rows), triton.cdiv(D, columns), B)](
+            _spread_back[(triton.cdiv(N, by_row["ROWS"]), triton.cdiv(D, by_row["COLUMNS"]), B)](
                 u_HBD, d_m_HBD, p_BHN, d_s_BHN, read_B, d_x_BD.contiguous(), d_y_BD, d_x_BND, d_y_BND, B, N, D,
-                H=H, HEADS=max(16, triton.next_power_of_2(H)), ROWS=rows, COLUMNS=columns, CAUSAL=causal, num_warps=4,
+                CAUSAL=causal, **by_row,
             )  # fmt: skip
         return d_x_BND, d_y_BND, None, None, None, None
 
@@ -445,10 +490,12 @@ def _split(qkv: nn.Linear, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     return wq_DD, wk_DD.view(heads, -1, wk_DD.shape[1]), wv_DD.view(heads, -1, wv_DD.shape[1])
 
 
-def _rows(y_BND: Tensor) -> dict[str, int]:
-    """How a program takes rows of a sequence, a few at a time."""
-    block = triton.next_power_of_2(y_BND.shape[-1])
-    return dict(BLOCK=block, ROWS=16, num_warps=min(16, max(1, block // 64)))
+def _tiles(y_BND: Tensor, heads: int) -> tuple[dict[str, int], dict[str, int]]:
+    """How programs take rows of a sequence: a few and all columns of them, or all and a few columns; all heads."""
+    _, N, D = y_BND.shape
+    rows, columns = min(64, max(16, triton.next_power_of_2(N))), min(128, max(16, triton.next_power_of_2(D)))
+    both = dict(H=heads, HEADS=max(16, triton.next_power_of_2(heads)), num_warps=4)
+    return dict(ROWS=min(16, rows), COLUMNS=columns, **both), dict(ROWS=rows, COLUMNS=min(64, columns), **both)
 
 
 def _probe_think(device: torch.device) -> None:
