@@ -174,7 +174,7 @@ class Method(nn.Module):
 
     def classify(self, v_BE: Tensor, t_CE: Tensor, labels: Tensor, scale: float = 1.0) -> Tensor:
         """CE(tau v Tᵀ, y), the part that all losses have in common; `scale` is a share of tau."""
-        return F.cross_entropy(scale * self.similarity(v_BE, t_CE), labels)
+        return F.cross_entropy(self.similarity(v_BE, t_CE, scale), labels)
 
     def frozen(self, images: Images) -> FrozenImages:
         """What the frozen image tower makes of them."""
@@ -184,10 +184,10 @@ class Method(nn.Module):
         """What is said of a class when the data set's template is this one; V is a learned word."""
         return getattr(self.config, "template", "") or template
 
-    def similarity(self, v_BE: Tensor, t_CE: Tensor) -> Tensor:
-        """tau v tᵀ with CLIP's frozen logit scale, in float32."""
+    def similarity(self, v_BE: Tensor, t_CE: Tensor, scale: float = 1.0) -> Tensor:
+        """tau v tᵀ with CLIP's frozen logit scale, or a share of it, in float32."""
         with torch.autocast(v_BE.device.type, enabled=False):
-            return self.backbone.logit_scale * v_BE.float() @ t_CE.float().T
+            return scale * self.backbone.logit_scale * v_BE.float() @ t_CE.float().T
 
     def class_embeddings(self, state: ClassState) -> Tensor:
         """`encode_text`, made once for a state and a version of the parameters; anew while gradients are recorded."""
