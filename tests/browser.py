@@ -144,11 +144,13 @@ class Browser:
             assert time.monotonic() < until, f"{script}: not after {seconds} s; {self.run('document.body.innerText')}"
             time.sleep(0.03)
 
-    def press(self, *keys: str, modifiers: int = 0) -> None:
+    def press(self, *keys: str, modifiers: int = 0, held: int = 0, at: str = "") -> None:
+        """Keys, each `held` so long that it comes so often again; `at` names the place on the keyboard."""
         for key in keys:
             code, text = KEYS.get(key, (ord(key.upper()) if len(key) == 1 else 0, key))
-            event = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
-            self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **event)
+            event = {"key": key, "code": at, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+            for again in range(1 + held):
+                self.call("Input.dispatchKeyEvent", type="keyDown", text=text, autoRepeat=again > 0, **event)
             self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def type(self, text: str) -> None:

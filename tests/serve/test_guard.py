@@ -89,6 +89,8 @@ def test_it_is_called_by_its_own_name_only(service):
     for name in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""):
         status, said, _ = ask(address, "POST", "/echo", b"abc", Host=name)
         assert status == 421 and "name" in said["error"]
+    for method, name in (("GET", ""), ("GET", "10.0.0.7"), ("HEAD", "localhost")):  # whoever watches over it
+        assert ask(address, method, "/healthz", Host=name)[:2] == (200, {} if method == "GET" else b"")
 
 
 def test_pages_of_others_cannot_ask(service):

@@ -19,6 +19,8 @@ from tests.studio.test_interface import until
         (["images", "--host", "0.0.0.0"], "a token is needed"),
         (["images", "--token", "short"], "a token has 16"),
         (["images", "--class-names", "other.txt"], "change them on the page"),
+        (["images", "--recipe", "strongest"], "unknown recipe of method 'perl': 'strongest'; did you mean 'strong'?"),
+        (["images", "--out", "other.txt"], "which is no folder"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(tmp_path, monkeypatch, words, sentence):
@@ -44,6 +46,12 @@ def test_without_a_folder_it_opens_on_toys(tmp_path, monkeypatch):
         assert names == draw_toys(tmp_path / "perlclip-toys") and len(names) == 8
         project.set_classes([(None, "thing")])
     assert run("studio", "--no-open").exit_code == 0 and len(served) == 2
+    # A prompt for classes that are typed later.
+    draw(tmp_path / "images", 2)
+    began, begin = [], Project.begin_with
+    monkeypatch.setattr(Project, "begin_with", lambda it, said: (begin(it, said), began.append(it.labels().template)))
+    assert run("studio", "images", "--template", "a drawn {}.", "--backbone", "tiny", "--no-open").exit_code == 0
+    assert began == ["a drawn {}."]
     assert served[0].loopback and not interface.FILES - {path.name for path in interface.STATIC.iterdir()}
 
 

@@ -70,7 +70,7 @@ def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, 
         page.wait("document.querySelector('.choice.best')")
         label(page, 15)
         name = page.run(SHOWN)
-        page.press("x")
+        page.press("X", at="KeyX", held=3)  # with caps lock, and for too long: one is skipped
         page.wait(f"{SHOWN} !== {json.dumps(name)}")
         page.press("z")  # back to what was skipped
         page.wait(f"{SHOWN} === {json.dumps(name)} && !document.querySelector('.tally .badge')")
@@ -84,7 +84,7 @@ def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, 
         page.press("g", "2")
         page.wait("document.querySelectorAll('.tile').length > 0")
         active = int(page.run("document.querySelector('.tile.active').dataset.place"))
-        page.press("2")  # of the grid's images this one is something else
+        page.press("é", at="Digit2")  # of the grid's images this one is something else; a French keyboard
         until(lambda: worker.project.labels().given().get(active) == 1)
         assert page.run(f"document.querySelector('#tile-{active}') === null")
         many = page.run("document.querySelectorAll('.tile[aria-selected=true]').length")
@@ -106,7 +106,8 @@ def test_from_an_empty_folder_to_an_adapter_by_keyboard(page, studio, tmp_path, 
         page.wait("document.querySelector('.done a')")
     adapter = perlclip.load_adapter(tmp_path / "images-adapter" / "adapter", backbone=backbone)
     assert adapter.class_names == tuple(COLOURS) and adapter.method.name == "perl"
-    assert adapter.training["images"] == before + many  # all labels, those held out as well
+    counts = worker.project.labels().counts().values()
+    assert adapter.training["images"] == sum(min(32, count) for count in counts)  # those held out as well
     assert [it.method.name for it in tested] == ["perl"] and tested[0].training["images"] < before  # not in the report
     assert "labels that it was not trained on" in (tmp_path / "images-adapter" / "report.html").read_text()
     assert len(perlclip.load_images(tmp_path / "images-adapter" / "labels.csv")) == before + many

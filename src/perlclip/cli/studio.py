@@ -59,6 +59,8 @@ def studio(
         prompt = template or (start.template if start else opened.labels().template)
         if opened.version == 0 and named:
             opened.set_classes([(None, name) for name in named], prompt)
+        elif opened.version == 0:
+            opened.begin_with(prompt)
         elif class_names or template:
             _check_same(opened.labels(), class_names, template)
         tower = start.method.backbone if start else perlclip.load_backbone(backbone or BACKBONE, device, dtype)

@@ -145,10 +145,10 @@ class Guard:
     def admit(self, scope: Scope) -> None:
         """Refuse a request by its headers alone."""
         headers = _headers(scope)
+        if scope["path"] in PROBES:  # also without a name, as some that watch ask
+            return
         if self.limits.loopback and _name(headers.get("host", "")) not in ("localhost", *_OWN, *self.limits.names):
             raise Refusal(421, "this service does not answer under that name; allow it with --name")
-        if scope["path"] in PROBES:
-            return
         if self.limits.token and not self._has_token(headers):
             raise Refusal(401, "a token is needed: Authorization: Bearer …", www_authenticate="Bearer")
         if scope["method"] not in SAFE:
@@ -180,9 +180,10 @@ class Guard:
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One request and its answer; HEAD is answered as GET, of which the server sends no body."""
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         self.guard, self.scope, self._receive, self._send = guard, scope, receive, send
         self.read = 0
         self.started = self.streaming = False

@@ -172,6 +172,12 @@ class Project:
                 return self.version
             return self._write({"op": "classes", "classes": pairs, "template": template})
 
+    def begin_with(self, template: str) -> None:
+        """The prompt to offer for classes that are not there yet."""
+        check_template(template)
+        with self._lock:
+            self._classes, self._now = {"classes": [], "template": template}, None
+
     def _write(self, entry: dict[str, Any]) -> int:
         entry = {key: value for key, value in entry.items() if value != ""}
         entry["at"] = datetime.now(UTC).isoformat(timespec="milliseconds")

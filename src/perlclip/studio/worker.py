@@ -29,7 +29,7 @@ from perlclip.errors import PerlclipError, first_line
 from perlclip.inference.evaluation import evaluate
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.recipe import Recipe
-from perlclip.methods.registry import create_method
+from perlclip.methods.registry import create_method, find_recipe
 from perlclip.progress import heard_by
 from perlclip.studio.guessing import Guesses, doubtful, guess
 from perlclip.studio.kept import Features, Thumbnails
@@ -74,6 +74,10 @@ class Worker:
         self.project, self.backbone, self.every, self.recipe = project, backbone, every, recipe
         root = project.root.resolve()
         self.out = Path(out) if out else root.with_name(f"{root.name}-adapter")
+        if self.out.exists() and not self.out.is_dir():
+            raise PerlclipError(f"an export cannot be written to {self.out}, which is no folder: give another --out")
+        if isinstance(recipe, str):
+            find_recipe("perl", recipe, backbone.name)  # said now, not after ten labels
         self.method: Method = create_method("ridge", backbone)
         self.features = Features(project.folder, backbone, project.keys)
         self.thumbnails = Thumbnails(project.folder, project.paths, project.keys)
@@ -260,7 +264,8 @@ class Worker:
             if asked:
                 raise PerlclipError("to train, label at least one image of each of two classes")
             return False
-        new = sum(entry["op"] == "label" for entry in self.project.journal.entries[self._trained :])
+        strokes = self.project.journal.entries[self._trained :]
+        new = sum(len(stroke["images"]) for stroke in strokes if stroke["op"] == "label" and stroke["value"] >= 0)
         if not asked and new < self.every:
             return False
         self._trained = labels.version  # also if it fails or is stopped: the next labels ask again

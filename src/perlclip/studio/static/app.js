@@ -132,23 +132,36 @@ const help = () =>
   );
 document.getElementById("help").addEventListener("click", help);
 
+// What a key means, also with caps lock and where digits and letters are other signs, as on French or Russian keyboards.
+const meant = ({key, code = "", shiftKey}) => {
+  const known = key.length > 1 || /[a-z1-9/? ]/.test(key),
+    [, sign] = /^(?:Key|Digit)(.)$/.exec(code) ?? [];
+  return known || shiftKey || !sign ? key : sign.toLowerCase();
+};
+const AGAIN = /^(Arrow|Page|Home|End)/; // a key that is held down moves on; it labels one image, not all of them
+
 let went = -Infinity;
 addEventListener("keydown", e => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.isComposing || document.querySelector("dialog[open]")) return;
   const typing = e.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select");
   if (typing || !VIEWS[shown]) return;
-  const go = e.timeStamp - went < 1200;
+  if (e.repeat && !AGAIN.test(e.key)) {
+    if (e.key !== "Tab") e.preventDefault();
+    return;
+  }
+  const go = e.timeStamp - went < 1200,
+    key = meant(e);
   went = -Infinity;
-  if (go && /^[1-4]$/.test(e.key)) {
-    open(Object.keys(VIEWS)[e.key - 1]);
+  if (go && /^[1-4]$/.test(key)) {
+    open(Object.keys(VIEWS)[key - 1]);
     e.preventDefault();
-  } else if (e.key === "g") went = e.timeStamp;
-  else if (e.key === "?") {
+  } else if (key === "g") went = e.timeStamp;
+  else if (key === "?") {
     help();
     e.preventDefault();
-  } else if (e.key === "z") {
+  } else if (key === "z") {
     undo();
     e.preventDefault();
-  } else if (VIEWS[shown][1].key(e)) e.preventDefault();
+  } else if (VIEWS[shown][1].key({key, shiftKey: e.shiftKey})) e.preventDefault();
 });
 begin();
