@@ -21,6 +21,7 @@ from tests.studio.test_interface import until
         (["images", "--class-names", "other.txt"], "change them on the page"),
         (["images", "--recipe", "strongest"], "unknown recipe of method 'perl': 'strongest'; did you mean 'strong'?"),
         (["images", "--out", "other.txt"], "which is no folder"),
+        (["fresh", "--class-names", "long.txt"], "tokens"),
     ],
 )
 def test_what_cannot_be_is_said_at_once(tmp_path, monkeypatch, words, sentence):
@@ -28,6 +29,8 @@ def test_what_cannot_be_is_said_at_once(tmp_path, monkeypatch, words, sentence):
     with Project(draw(tmp_path / "images", 2)) as project:
         project.set_classes([(None, "cat")])
     (tmp_path / "other.txt").write_text("dog")
+    (tmp_path / "long.txt").write_text("dog\n" + "a cat and " * 20)
+    draw(tmp_path / "fresh", 1)
     result = run("studio", *words, "--backbone", "tiny", "--no-open")
     assert result.exit_code == 1 and sentence in result.output
 

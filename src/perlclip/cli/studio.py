@@ -57,14 +57,15 @@ def studio(
     with Project(images, project) as opened:
         named = class_names or (start.class_names if start else first)
         prompt = template or (start.template if start else opened.labels().template)
-        if opened.version == 0 and named:
-            opened.set_classes([(None, name) for name in named], prompt)
-        elif opened.version == 0:
-            opened.begin_with(prompt)
-        elif class_names or template:
+        if opened.version and (class_names or template):
             _check_same(opened.labels(), class_names, template)
         tower = start.method.backbone if start else perlclip.load_backbone(backbone or BACKBONE, device, dtype)
         worker = Worker(opened, tower, every=every, out=out, recipe=recipe, start=start)
+        if opened.version == 0 and named:
+            worker.check_classes(named, prompt)
+            opened.set_classes([(None, name) for name in named], prompt)
+        elif opened.version == 0:
+            opened.begin_with(prompt)
         worker.start()
 
         def ready(address: str) -> None:

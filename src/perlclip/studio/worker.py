@@ -43,7 +43,7 @@ BATCH = 32  # images looked at between two chances for something else
 SHOTS = 32  # of a class that PERL is trained on, at most: the rest is left to the quick head
 ENOUGH = 512  # images looked at before anything is trained
 READY_ON = ("cuda",)  # devices whose kernels are made, and steps recorded, when first needed
-READY_WITH = (BATCH, 7, 6, 5)  # images to try them on: whole batches, and last ones of 3, 2 and 1
+READY_WITH = (7, 6, 5)  # images to try them on: a batch of 4, and a last one of 3, 2 or 1
 ROOM = 0.25  # of a card, that must be free where recorded steps are kept for the next training
 FRESH = 2.0  # seconds between two rounds of guesses while images are looked at
 
@@ -301,7 +301,7 @@ class Worker:
         classes = Classes.spoken(labels.names, labels.template)
         if self.backbone.device.type not in READY_ON or self._ready == classes:
             return False
-        if len(labels.names) < 2 or len(seen) < max(READY_WITH[1:]):
+        if len(labels.names) < 2 or len(seen) < max(READY_WITH):
             return False
         self._ready = classes
         self.status = Status(task="train", title="getting ready to train")
@@ -313,8 +313,7 @@ class Worker:
             images, _ = readable(images, on_error="skip")
             for count in READY_WITH:
                 fitted = self._fit(images.select(range(min(count, len(images)))), rehearse=False, thresholds=False)
-                if count == BATCH:
-                    evaluate(fitted, images, state=fitted.state, batch_size=BATCH, compile="off")
+            evaluate(fitted, images, state=fitted.state, batch_size=BATCH, compile="off")
         self.status = Status()
         return True
 

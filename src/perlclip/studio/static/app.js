@@ -114,7 +114,7 @@ const HELP = [
   ["?", "this help"],
 ];
 const help = () =>
-  document.querySelector("dialog") ??
+  document.querySelector("dialog[open]") ??
   dialog(
     "Keys",
     h(
