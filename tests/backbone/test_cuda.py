@@ -195,7 +195,9 @@ def test_float8_answers_nearly_as_bfloat16_does(shots, strict):
     for backbone in backbones:
         torch.manual_seed(0)
         method = perlclip.create_method("perl", backbone)
-        pixels = torch.stack([backbone.preprocess.test_view(image) for image in shots.images[:16]]).cuda()
+        pixels = torch.stack(
+            [backbone.preprocess.test_view(perlclip.data.read_image(image)) for image in shots.images[:16]]
+        ).cuda()
         with torch.no_grad():
             (found,) = Recorded(lambda given, method=method: [method.encode_image(given)], [pixels])(pixels)
         embeddings.append(found.clone())
