@@ -46,6 +46,7 @@ from benchmarks.common import (
     write_csv,
 )
 from benchmarks.speed_figure import draw_growth
+from perlclip.backbone import TextGraphs
 from perlclip.backbone.accel.cuda_graphs import Recorded
 from perlclip.backbone.accel.eight import FLOAT8, INT8
 from perlclip.methods import Method, create_method
@@ -155,13 +156,15 @@ class Bench:
         (ids, _), ours = self.forms.plain.tokenise(prompts(count)), self.forms.ours
         tokens = ours.backbone.tokenize(state.classes.prompts())
         replayed = replace(ours.prepare_tokens(state.classes, tokens), replay=self.cuda)
-        return {
+        cases: dict[str, Work] = {
             "clip": lambda: self.forms.clip.get_text_features(input_ids=ids),
             "plain": lambda: self.forms.plain_text(count),
             "ours": lambda: ours.encode_text(ours.prepare_tokens(state.classes, tokens)),
-            **({"ours, compiled": lambda: ours.encode_text_steps(replayed)} if self.cuda else {}),
             "ours, again": recorded(lambda: ours.encode_text(state)),
         }
+        if self.cuda and TextGraphs.takes(tokens):
+            cases["ours, compiled"] = lambda: ours.encode_text_steps(replayed)
+        return cases
 
     def step(self, sizes: Iterable[int]) -> None:
         frozen = frozen_storages(self.forms.clip, self.forms.ours.backbone)
@@ -443,7 +446,8 @@ def main() -> None:
     options = parser.parse_args()
     alone = options.parts == ["families"]
     bench = Bench("cuda" if cuda else "cpu", options.seconds, options.families[0] if alone else "clip")
-    title = "speed" if options.parts == parser.get_default("parts") else "-".join(options.parts)
+    whole = set(options.parts) == set(parser.get_default("parts"))
+    title = "speed" if whole else "-".join(options.parts)
     name = file_name(title, machine(bench.device), bench.dtype).removesuffix(".csv").replace("-eager", "")
     try:
         for part in options.parts:
