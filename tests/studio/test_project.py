@@ -218,10 +218,18 @@ def test_thumbnails_are_made_once(folder):
     with Project(folder) as project:
         thumbnails = Thumbnails(project.folder, project.paths, project.keys)
         first = thumbnails.get(0)
+        (file,) = (path for path in (project.folder / "thumbnails").rglob("*") if path.is_file())
+        for torn in (first[0][:-4], b""):  # as a power cut may leave it
+            file.write_bytes(torn)
+            assert thumbnails.get(0) == first and file.read_bytes() == first[0]
         (folder / "00.png").write_bytes(b"gone")
         assert thumbnails.get(0) == first and first[1] == "image/png"
         with pytest.raises(PerlclipError):
             thumbnails.view(0)
+        (project.folder / "no").mkdir()
+        (project.folder / "no" / "thumbnails").write_bytes(b"")  # nothing can be written there
+        other = Thumbnails(project.folder / "no", project.paths, project.keys)
+        assert other.get(1) == thumbnails.get(1)
 
 
 def test_a_journal_takes_any_plain_data(tmp_path):

@@ -9,6 +9,7 @@ Shapes: N images, B of a batch, E embedding width.
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -26,6 +27,7 @@ from perlclip.viz.mistakes import small_picture
 
 SIDE = 256  # pixels of a thumbnail
 SHARD = 512  # images of a file, at most
+ENDS = (b"\xff\xd9", b"IEND\xaeB`\x82")  # of a whole JPEG, of a whole PNG
 
 
 class Features:
@@ -85,12 +87,16 @@ class Thumbnails:
         key = self.keys[place]
         path = self.folder / key[:2] / key
         with self._locks[place % len(self._locks)]:
-            try:
+            content = b""
+            with suppress(OSError):
                 content = path.read_bytes()
-            except OSError:
+            if not content.endswith(ENDS):
                 content, _ = small_picture(image or read_image(self.paths[place], 2 * SIDE), SIDE)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_files({path: content})
+                with suppress(OSError):  # a full disk, say: it is made again when it is asked for
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    staged = path.with_name(f".{key}")
+                    staged.write_bytes(content)  # not synced, which takes longer than making it: its end is looked at
+                    staged.replace(path)
         return content, "image/png" if content.startswith(b"\x89PNG") else "image/jpeg"
 
     def has(self, place: int) -> bool:
