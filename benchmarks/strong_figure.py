@@ -70,6 +70,8 @@ def steps(folder: Path) -> bytes:
 
 def shots(folder: Path) -> bytes:
     """Accuracy against the shots of each class, all classes trained on: means over sets, where all were run."""
+    files = {name: list(csv.DictReader((folder / name).read_text().splitlines())) for name in SHOTS}
+    rows = sorted({line["row"] for lines in files.values() for line in lines})
 
     def paint(figure: Figure) -> None:
         panels = figure.subplots(1, len(SHOTS))
@@ -77,17 +79,15 @@ def shots(folder: Path) -> bytes:
             found: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(
                 lambda: defaultdict(lambda: defaultdict(list))
             )
-            with (folder / name).open() as file:
-                lines = list(csv.DictReader(file))
-            for line in lines:
+            for line in files[name]:
                 found[line["row"]][int(line["shots"])][line["set"]].append(float(line["accuracy"]))
-            sets = {line["set"] for line in lines}
-            counts = sorted({int(line["shots"]) for line in lines} - {0})
-            for rank, row in enumerate(sorted(found)):
+            sets = {line["set"] for line in files[name]}
+            counts = sorted({int(line["shots"]) for line in files[name]} - {0})
+            for rank, row in enumerate(rows):  # the same colour in all panels
                 by_shots = {n: means_of(by_set) for n, by_set in found[row].items() if by_set.keys() == sets}
                 if 0 in by_shots:
                     panel.axhline(by_shots[0], label=row, color=GREY, ls="--", lw=1)
-                else:
+                elif by_shots:
                     panel.plot(sorted(by_shots), [by_shots[n] for n in sorted(by_shots)], label=row, **look(rank))
             panel.set(title=title, xscale="log", xlabel="shots of each class", ylabel="accuracy, %")
             panel.set_xticks(counts, [str(count) for count in counts])
