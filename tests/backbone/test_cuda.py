@@ -15,6 +15,7 @@ from perlclip.backbone.accel.cuda_graphs import Recorded
 from perlclip.data.toybox import load_toybox
 from perlclip.methods.perl import READOUTS
 from perlclip.methods.registry import find_recipe
+from perlclip.training.gradients import Gradients
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 TRAINED = [name for name in perlclip.list_methods() if name not in ("zero-shot", "ridge")]
@@ -55,6 +56,19 @@ def trains_alike(name, backbone, images, close: float) -> None:
 @pytest.mark.parametrize("name", TRAINED)
 def test_recorded_steps_train_as_plain_ones_do(tiny, shots, strict, name):
     trains_alike(name, tiny, shots, 2e-2)
+
+
+def test_what_was_recorded_serves_the_next_training(tiny, shots, strict):
+    """From the same numbers in the same tensors: recorded once, replayed from the first step on, the same losses."""
+    method = perlclip.create_method("perl", tiny)
+    begin = {name: p.detach().clone() for name, p in method.named_parameters()}
+    kept, runs = Gradients(method, shots.classes), []
+    for _ in range(2):
+        method.load_state_dict(begin)
+        runs.append(perlclip.fit(method, shots, gradients=kept, head=False, thresholds=False, progress=False))
+    first, again = runs
+    assert first.compile_seconds > 0 == again.compile_seconds
+    torch.testing.assert_close(again.losses, first.losses, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd"])
