@@ -174,6 +174,16 @@ class Case:
         """Accuracy on validation images in percent, texts alone."""
         texts_NC = self.texts(f"full.{part}", classes, share)
         texts_NC[:, : len(self.base)] += offset if len(classes) > len(self.base) else 0.0
+        return self._percent(part, classes, texts_NC)
+
+    def right_by_zero_shot(self, part: str, share: float) -> float:
+        """The same among all classes, where zero-shot CLIP says how probable the trained ones are together."""
+        n, (texts_NC, zero_NC) = len(self.base), (self.texts(f"full.{part}", self.all, s) for s in (share, 0.0))
+        odds_N, wanted_N = (x[:, :n].logsumexp(-1) - x[:, n:].logsumexp(-1) for x in (texts_NC, zero_NC))
+        texts_NC[:, :n] += (wanted_N - odds_N)[:, None]
+        return self._percent(part, self.all, texts_NC)
+
+    def _percent(self, part: str, classes: Sequence[int], texts_NC: Tensor) -> float:
         asked_N = torch.tensor(classes)[texts_NC.argmax(-1)]
         return 100 * (asked_N == self.found[f"{part}.labels"]).float().mean().item()
 
@@ -190,11 +200,12 @@ def measure(folder: Path) -> None:
         for name, with_share, by in (("0", 0.0, 0.0), ("now", share, 0.0), ("offset", share, offset)):
             both = [case.right(part, case.all, with_share, by) for part in ("base", "novel")]
             row |= {f"all {name} {part}": value for part, value in zip(("base", "novel"), both, strict=True)}
+        row |= {f"all by zero-shot {part}": case.right_by_zero_shot(part, share) for part in ("base", "novel")}
         rows.append(row)
         print(f"{case.name:24}" + "  ".join(f"{key} {value:.2f}" for key, value in row.items()), flush=True)
     mean = {key: fmean(row[key] for row in rows) for key in rows[0]}
     print(f"{'mean':24}" + "  ".join(f"{key} {value:.2f}" for key, value in mean.items()))
-    for name in ("0", "now", "offset"):
+    for name in ("0", "now", "offset", "by zero-shot"):
         print(f"HM among all, {name}: {harmonic(mean[f'all {name} base'], mean[f'all {name} novel']):.2f}")
 
 

@@ -50,3 +50,10 @@ def test_a_processor_of_another_size_is_refused(clip_folder, tmp_path):
     CLIPImageProcessorPil(size={"shortest_edge": 48}, crop_size={"height": 48, "width": 48}).save_pretrained(folder)
     with pytest.raises(perlclip.PerlclipError, match="makes images of 48x48 but the image tower takes 32x32 pixels"):
         perlclip.load_backbone(str(folder))
+
+
+def test_gray_and_palette_images_are_seen_in_their_colours(tiny):
+    colour = Image.effect_noise((90, 70), 60).convert("RGB")
+    for mode in ("L", "P", "RGBA"):
+        image = colour.convert(mode)
+        assert torch.equal(tiny.preprocess.test_view(image), tiny.preprocess.test_view(image.convert("RGB")))

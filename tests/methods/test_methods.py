@@ -348,13 +348,23 @@ def test_parameters_stay_in_float32(backbone, dtype):
         perlclip.create_method("coop", backbone).to(dtype)
 
 
-@pytest.mark.parametrize("name", ["kgcoop", "tcp", "mmrl", "mmrl++", "promptsrc"])
-def test_a_state_first_used_in_inference_mode_can_be_trained_with(name, tiny):
+@pytest.mark.parametrize("name", ["kgcoop", "tcp", "mmrl", "mmrl++", "promptsrc", "perl"])
+def test_a_state_first_used_in_inference_mode_can_be_trained_with(name, tiny, monkeypatch):
+    monkeypatch.setattr("perlclip.backbone.tokens.ROWS_A_GROUP", {False: 0, True: 0})  # texts in groups by length
     method = perlclip.create_method(name, tiny)
     pixels, state = torch.randn(4, 3, 64, 64), method.class_state(CLASSES)
     with torch.inference_mode():
         method.loss(pixels, LABELS, state)
     method.loss(pixels, LABELS, state).backward()
+
+
+def test_frozen_texts_first_needed_under_autocast_are_those_made_without(tiny):
+    method, pixels = perlclip.create_method("perl", tiny), torch.randn(2, 3, 64, 64)
+    early, late = (method.class_state(CLASSES) for _ in range(2))
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            method.logits(pixels, early)
+        assert torch.equal(method.logits(pixels, early), method.logits(pixels, late))
 
 
 def test_spelling_does_not_make_a_class_novel():

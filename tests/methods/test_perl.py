@@ -9,6 +9,7 @@ import torch
 from transformers import CLIPModel
 
 import perlclip
+from perlclip.backbone.accel import cuda_graphs
 from perlclip.backbone.clip import vit_b16_shape
 from perlclip.methods.perl import Perl, encode_texts
 from perlclip.methods.settings import parse_setting
@@ -260,7 +261,7 @@ def test_class_texts_in_groups_by_length_equal_those_in_one(backbone, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-siglip"])
-def test_what_one_class_list_had_recorded_encodes_those_of_other_perls(name, tape):
+def test_what_one_class_list_had_recorded_encodes_those_of_other_perls(name, tape, monkeypatch):
     """Without a card: what stands in for a graph runs the work, into one place as a graph does."""
     backbone = replace(perlclip.load_backbone(name))
     a, b = (loud(perlclip.create_method("perl", backbone, steps=2, depth=3)) for _ in range(2))
@@ -277,3 +278,11 @@ def test_what_one_class_list_had_recorded_encodes_those_of_other_perls(name, tap
     sizes = {"tiny": 3, "tiny-siglip": 2}[name]  # 16 texts of two lengths, or of the only one, and 32
     assert (tape.made, tape.played) == (sizes, len(states) - sizes)
     assert not replace(backbone).recorded, "graphs are a backbone's own"
+    monkeypatch.setattr(cuda_graphs, "_recording", [1])
+    with torch.no_grad():
+        a.encode_text_steps(replace(states[0][1], replay=True))
+    assert tape.played == len(states) - sizes, "no graph is replayed while another is recorded"
+    monkeypatch.undo()
+    for steps in range(1, 9):
+        backbone.text_graphs((shape, steps), partial(encode_texts, backbone.text, shape, steps))
+    assert [steps for _, steps in backbone.recorded] == [5, 6, 7, 8], "the last few kinds"

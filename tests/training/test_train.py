@@ -218,8 +218,10 @@ def test_what_was_recorded_serves_the_next_training(backbone, train_set, monkeyp
     want = perlclip.fit(plain, train_set, compile="off", **how)
     for fits in range(2):
         method.load_state_dict(begin)
+        scaler = kept.scaler
         got = perlclip.fit(method, train_set, gradients=kept, **how)
         assert got.losses == want.losses and same(weights(method), weights(plain))
+        assert kept.scaler is not scaler, "a loss scale that has grown is not the next training's"
         assert tape.made == 1 and tape.played == 9 + 12 * fits and (got.compile_seconds > 0) == (fits == 0)
     assert all(p.grad is None for p in method.parameters())
     method.config = replace(method.config, loss_scale=0.5)

@@ -35,6 +35,7 @@ from perlclip.backbone.tokens import Tokens
 from perlclip.backbone.tower import State, Tower
 from perlclip.errors import PerlclipError
 
+KEPT = 4  # kinds of text graphs
 BICUBIC = {"mode": "bicubic", "align_corners": False}
 
 
@@ -188,8 +189,11 @@ class Backbone:
         return SharedText.embed(self.text, tokens.ids_BN, tokens.eos_B)
 
     def text_graphs(self, key: Hashable, encode: Callable[..., Tensor]) -> TextGraphs:
-        """`encode` as CUDA graphs, which all who give the same key have in common."""
-        return self.recorded.setdefault(key, TextGraphs(self.text, encode))
+        """`encode` as CUDA graphs, which all who give the same key have in common; those of the first keys go."""
+        graphs = self.recorded.setdefault(key, TextGraphs(self.text, encode))
+        for old in list(self.recorded)[:-KEPT]:
+            self.recorded.pop(old, None)
+        return graphs
 
     def word_rows(self, phrase: str, count: int) -> Tensor:
         """Token embeddings of the phrase's first `count` tokens, without positions: (count, D), float32."""

@@ -58,6 +58,7 @@ class Preprocess:
             made = processor(images=image, do_rescale=False, do_normalize=False, return_tensors="np")
             view_3HW: np.ndarray = made["pixel_values"][0]
             return view_3HW
+        image = image if image.mode == "RGB" else image.convert("RGB")
         short = min(image.size)
         width, height = (edge if side == short else int(edge * side / short) for side in image.size)
         left, top = (width - size) // 2, (height - size) // 2

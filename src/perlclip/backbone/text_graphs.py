@@ -10,7 +10,7 @@ from threading import Lock
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size
+from perlclip.backbone.accel.cuda_graphs import SMALL, Compiled, graph_size, recording
 from perlclip.backbone.tokens import Tokens
 from perlclip.backbone.tower import Tower
 
@@ -31,8 +31,8 @@ class TextGraphs:
 
     @staticmethod
     def takes(tokens: Tokens) -> bool:
-        """Whether they are few enough: many keep the card busy while the next kernels are launched."""
-        return len(tokens.eos_B) <= SMALL
+        """Whether they are few: many keep the card busy while the next kernels are launched. No graph is in another."""
+        return len(tokens.eos_B) <= SMALL and not recording()
 
     def __call__(self, tokens: Tokens, *inputs: Tensor) -> Tensor:
         """Of these texts, (…, C, E)."""

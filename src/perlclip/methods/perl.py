@@ -30,7 +30,8 @@ by a recorded graph that serves other lists and PERLs, too (`encode_texts`).
 Shapes: B images or classes, N tokens, k thoughts, D tower width, E shared width, K steps.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -56,7 +57,7 @@ from perlclip.backbone import (
 )
 from perlclip.backbone.load import EMBEDDED
 from perlclip.errors import PerlclipError, unknown_name
-from perlclip.methods.base import ClassState, Method, cosine_distance
+from perlclip.methods.base import ClassState, Method, cosine_distance, full_precision
 from perlclip.methods.parts import require_start
 from perlclip.methods.recipe import Recipe, Rule
 from perlclip.methods.registry import register
@@ -339,18 +340,26 @@ class FrozenTexts:
     @cached_property
     def groups(self) -> list[tuple[Refinement, Tensor]]:
         """R over S, and h0."""
-        with torch.inference_mode(False), torch.no_grad():  # training may come later
+        with self._for_later():
             return [self._group(part) for part, _ in self._parts]
 
     @cached_property
     def place_C(self) -> Tensor | None:
         """Of each class in the groups one after the other; None where there is one group."""
         members = [members_b for _, members_b in self._parts]
-        return None if len(members) == 1 else torch.cat(members).argsort()
+        with self._for_later():
+            return None if len(members) == 1 else torch.cat(members).argsort()
 
     @cached_property
     def _parts(self) -> list[tuple[Tokens, Tensor]]:
-        return self.tokens.by_length()
+        with self._for_later():
+            return self.tokens.by_length()
+
+    @contextmanager
+    def _for_later(self) -> Iterator[None]:
+        """It is kept: whoever needs it first may look at it only, or under autocast, and training may come later."""
+        with torch.inference_mode(False), torch.no_grad(), full_precision(self.tokens.eos_B.device):
+            yield
 
     def _group(self, part: Tokens) -> tuple[Refinement, Tensor]:
         shared = SharedText.embed(self.text, part.ids_BN, part.eos_B).run(0, self.depth)
@@ -494,8 +503,8 @@ class Perl(Method):
         if plain or not (state.replay and self._steps("text") and TextGraphs.takes(tokens)):
             return self._project_steps(text, self._text_states(state))
         key = self.shape("text"), self.config.steps
-        encode = self.backbone.text_graphs(key, partial(encode_texts, text, *key))
-        return encode(tokens, torch.stack([each.numbers() for each in self.thinkers("text")]))
+        graphs = self.backbone.text_graphs(key, partial(encode_texts, text, *key))
+        return graphs(tokens, torch.stack([each.numbers() for each in self.thinkers("text")]))
 
     def encode_image_steps(self, images: Images) -> Tensor:
         """v^(0), …, v^(K), (K+1, B, E)."""

@@ -29,14 +29,14 @@ from perlclip.errors import PerlclipError, first_line
 from perlclip.inference.evaluation import evaluate
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.recipe import Recipe
-from perlclip.methods.registry import create_method, find_recipe
+from perlclip.methods.registry import create_method, default_recipe, find_recipe
 from perlclip.progress import heard_by
 from perlclip.studio.guessing import Guesses, doubtful, guess
 from perlclip.studio.kept import Features, Thumbnails
 from perlclip.studio.project import Labels, Project, file_identity
 from perlclip.studio.takeaway import write_export
 from perlclip.text.classes import Classes
-from perlclip.training.gradients import Gradients
+from perlclip.training.gradients import RECORD_AFTER, Gradients
 from perlclip.training.loop import FitResult, fit
 
 BATCH = 32  # images looked at between two chances for something else
@@ -311,11 +311,18 @@ class Worker:
         )  # fmt: skip
         with heard_by(self._heard):
             images, _ = readable(images, on_error="skip")
-            for count in READY_WITH:
+            for count in READY_WITH * self._until_recorded():
                 fitted = self._fit(images.select(range(min(count, len(images)))), rehearse=False, thresholds=False)
             evaluate(fitted, images, state=fitted.state, batch_size=BATCH, compile="off")
         self.status = Status()
         return True
+
+    def _until_recorded(self) -> int:
+        """Trainings after which a size of batch has come often enough to be recorded."""
+        recipe = self.recipe
+        if not isinstance(recipe, Recipe):
+            recipe = find_recipe("perl", recipe or default_recipe("perl"), self.backbone.name)[0]
+        return -(-RECORD_AFTER // recipe.epochs)
 
     def _shots(self, labels: Labels, places: Sequence[int]) -> ImageSet:
         """Labelled images to train on, decoded; those of the last training whose files are the same are not read again.
@@ -361,21 +368,25 @@ class Worker:
         train, held = self.project.split(labels)
         if not train and not held:
             raise PerlclipError("there is nothing to export yet: label some images first")
-        adapter = self.perl
+
+        def of_these(adapter: Adapter | None) -> Adapter | None:
+            return adapter if adapter and adapter.class_names == labels.names else None
+
+        adapter, apart = self.perl, of_these(self._apart)
         if how.get("all"):
             self.status = Status(task="train", title="training on all labels")
             with heard_by(self._heard):
                 fitted = self._fit(self._shots(labels, train + held))
-            adapter = replace(fitted, metrics=self.perl.metrics if self.perl else {})
+            adapter = replace(fitted, metrics=apart.metrics if apart else {})
         elif how.get("kind") == "quick" or adapter is None:
             adapter = self.guesses.quick if self.guesses else None
         if adapter is None:
             raise PerlclipError("there is no adapter yet: wait until the labelled images have been looked at")
-        if adapter.class_names != labels.names:
-            raise PerlclipError("PERL was trained for other classes: train it once more first")
-        tested = self.guesses.measured if self.guesses else None
-        if adapter.method.name == "perl" and self._apart and self._apart.class_names == labels.names:
-            tested = self._apart
+        perl = adapter.method.name == "perl"
+        if not of_these(adapter):
+            again = "PERL was trained for other classes: train it once more first"
+            raise PerlclipError(again if perl else "guesses are still being made for other classes: export once more")
+        tested = apart if perl and apart else of_these(self.guesses.measured if self.guesses else None)
         self.status = Status(task="export", title="exporting")
         with heard_by(self._heard):
             written = write_export(self.project, labels, adapter, tested, held, self.out)

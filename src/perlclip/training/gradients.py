@@ -35,8 +35,7 @@ class Gradients:
             raise PerlclipError("compile='on' does not go with float16, whose loss scale is adapted step by step")
         # A loss scale is adapted on the host, step by step, and fused SGD does not get over a first step left out.
         self.ahead = device.type in AHEAD and not scaled
-        # A scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones.
-        self.scaler = torch.amp.GradScaler(device.type, init_scale=256.0, enabled=scaled)
+        self.scaler = _scaler(device, scaled)
         self._compiled = Compiled(self._compute, device, compile, after=RECORD_AFTER)
         self._compiled.on &= self.ahead
         self._config = method.config
@@ -57,7 +56,8 @@ class Gradients:
         """A training is over: let go of what was recorded, gigabytes with many classes, unless it is kept."""
         for p in self.method.parameters():
             p.grad = None
-        if not self.keep:
+        self.scaler = _scaler(self.method.backbone.device, self.scaler.is_enabled())  # the next one begins anew
+        if not self.keep or self._compiled.failed:
             self._compiled.forget()
 
     def _compute(self, pixels: Tensor, labels: Tensor) -> list[Any]:
@@ -67,3 +67,8 @@ class Gradients:
         gradients = torch.autograd.grad(self.scaler.scale(loss), list(self.method.parameters()), allow_unused=True)
         # Fused optimisers want them laid out as the parameters are.
         return [loss.detach(), *(None if g is None else g.contiguous() for g in gradients)]
+
+
+def _scaler(device: torch.device, on: bool) -> torch.amp.GradScaler:
+    """With a scale that does not overflow from the start, as the usual 65,536 does: skipped steps are lost ones."""
+    return torch.amp.GradScaler(device.type, init_scale=256.0, enabled=on)

@@ -114,10 +114,11 @@ def fit(
     shots held out say how sure answers may be (`Trust`), where there are any: see docs/trust.md.
 
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not; `gradients` holds such graphs
-    of this very method and these classes, for its next training. A backbone in float16 trains with a loss scale that
-    adapts; the method's parameters are always float32. With a `checkpoint` file the state is written every half minute,
-    on Ctrl-C or SIGTERM and at the end, and `resume=True` goes on from it, if it is there, to the same result, on the
-    CPU bit by bit. The file is the caller's to remove once the result is safe elsewhere.
+    of this very method and these classes, made with a `compile` of their own, for its next training. A backbone in
+    float16 trains with a loss scale that adapts; the method's parameters are always float32. With a `checkpoint` file
+    the state is written every half minute, on Ctrl-C or SIGTERM and at the end, and `resume=True` goes on from it, if
+    it is there, to the same result, on the CPU bit by bit. The file is the caller's to remove once the result is safe
+    elsewhere.
     """
     if resume and checkpoint is None:
         raise PerlclipError("resume needs the checkpoint file to go on from")

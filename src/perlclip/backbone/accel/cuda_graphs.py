@@ -132,6 +132,11 @@ class Compiled:
         warnings.warn(f"not compiled, going on without: {reason}", RuntimeWarning, stacklevel=3)
         return self.work
 
+    @property
+    def failed(self) -> bool:
+        """Whether something could not be recorded."""
+        return any(each is self.work for each in self._recorded.values())
+
     def forget(self) -> None:
         """What was recorded holds no longer; the next call records anew."""
         self._recorded.clear()

@@ -442,6 +442,7 @@ class Read(torch.autograd.Function):
         ctx: Any, x_BND: Tensor, y_BND: Tensor, read_B: Tensor, qkv: nn.Linear, heads: int, causal: bool
     ) -> tuple[Tensor, Tensor]:
         x_BND, y_BND, (B, N, D), H = x_BND.contiguous(), y_BND.contiguous(), y_BND.shape, heads
+        read_B = read_B.contiguous()
         (wq_DD, wk_HdD, wv_HdD), (bq_D, _, bv_D) = _split(qkv, H), qkv.bias.chunk(3)
         x_BD, y_BD = torch.empty(B, D, dtype=x_BND.dtype, device=x_BND.device), y_BND.new_empty(B, D)
         m_HBD, log_HB = y_BND.new_empty(H, B, D), torch.empty(H, B, device=y_BND.device)

@@ -142,7 +142,7 @@ async function send() {
 async function moved(body, names) {
   try {
     const images = await get("/api/images");
-    if (images.listing === body.listing) return false;
+    if (images.listing === body.listing || (body.places && !names)) return false;
     const place = new Map(images.names.map((name, i) => [name, i]));
     if (names) body.places = names.map(name => place.get(name)).filter(at => at !== undefined);
     body.listing = images.listing;
