@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
+from typing import Any
 
 from perlclip.bench.store import Store
 from perlclip.data.suites import SUITES
@@ -51,20 +52,22 @@ def commands(suite: str, more: str) -> Iterator[str]:
 
 
 def collect(stores: Sequence[Path], out: Path, *, few_shot: bool) -> None:
-    """One line a test. The time is left empty where a run took another's training, or found its own almost done."""
-    rows = []
+    """One line a test, also of a run that two stores have.
+
+    The time is left empty where a run took another's training, or found its own almost done.
+    """
+    rows: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for record in (record for store in stores for record in Store(store).records().complete):
         if (record["run"]["protocol"] == "few-shot") != few_shot:
             continue
         run, seconds = record["run"], record["seconds"]
         time = f"{seconds['fit'] + seconds.get('head', 0):.1f}" if seconds["fit"] > 0.05 else ""
         for part, metrics in record["metrics"].items():
-            rows.append([
-                run["dataset"], run["shots"], run["seed"], row_of(run), f"{run['protocol']} {part}",
-                f"{metrics['accuracy']:.3f}", record["parameters"], time,
-            ])  # fmt: skip
+            test = run["dataset"], run["shots"], run["seed"], row_of(run), f"{run['protocol']} {part}"
+            rows[test] = f"{metrics['accuracy']:.3f}", record["parameters"], time
+    lines = [test + found for test, found in rows.items()]
     with out.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *sorted(rows, key=lambda row: [str(word) for word in row])])
+        csv.writer(file).writerows([COLUMNS, *sorted(lines, key=lambda line: [str(word) for word in line])])
 
 
 def row_of(run: dict[str, object]) -> str:
