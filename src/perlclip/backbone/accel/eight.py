@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
 LARGEST = {FLOAT8: 448.0, INT8: 127.0}
+PIECE = 128  # rows of int8 that are scaled at a time
 SLACK = 1 + 2**-4  # by which a rounded row may be longer than it was
 
 
@@ -56,8 +57,8 @@ def rounded(x: Tensor, form: torch.dtype) -> Rows8:
 def rounded_between(x: Tensor) -> Rows8:
     """Rows of int8, 255 steps from each one's least number to its largest."""
     x = x.float()
-    low, high = torch.aminmax(x, dim=-1, keepdim=True)
-    low, high = low.clamp_(max=0), high.clamp_(min=0)
+    # One after the other: `aminmax` of rows takes 15 times as long.
+    low, high = x.amin(-1, keepdim=True).clamp_(max=0), x.amax(-1, keepdim=True).clamp_(min=0)
     scale = (high - low).div_(255).clamp_(min=1e-12)
     zero = (low / scale).round_().add_(128)
     values = (x / scale).round_().sub_(zero).clamp_(-128, 127)
@@ -102,12 +103,16 @@ def multiply(rows: Rows8, linear: Linear8) -> Tensor:
             use_fast_accum=True,
         )  # fmt: skip
     elif linear.form == INT8:
+        products_MN = torch._int_mm(y_MK, weight.values.t())
+        out_MN = torch.empty_like(products_MN, dtype=linear.weight.dtype)
         bias_N = torch.zeros_like(linear.sums_N) if linear.bias is None else linear.bias.float()
-        out_MN = bias_N.expand(len(y_MK), -1)
-        if rows.zero is not None:
-            out_MN = torch.addmm(bias_N, scale_M1 * rows.zero.reshape(-1, 1), linear.sums_N[None])
-        products_MN = torch._int_mm(y_MK, weight.values.t()).float().mul_(scale_M1)
-        out_MN = torch.addcmul(out_MN, products_MN, weight.scale).to(linear.weight.dtype)
+        zero_M1 = torch.zeros_like(scale_M1) if rows.zero is None else rows.zero.reshape(-1, 1)
+        # A few rows at a time stay near the processor: from one pass to the next, all of them would not.
+        for i in range(0, len(y_MK), PIECE):
+            piece = slice(i, i + PIECE)
+            beside_PN = torch.addmm(bias_N, scale_M1[piece] * zero_M1[piece], linear.sums_N[None])
+            own_PN = products_MN[piece].float().mul_(scale_M1[piece])
+            out_MN[piece] = torch.addcmul(beside_PN, own_PN, weight.scale)
     else:
         wide_MN = F.linear(y_MK.float() * scale_M1, weight.wide())
         out_MN = (wide_MN if linear.bias is None else wide_MN + linear.bias.float()).to(linear.weight.dtype)
