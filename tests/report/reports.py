@@ -1,4 +1,4 @@
-"""Records and analyses as `perlclip bench` and `perlclip analyze` write them, for the tests of the report."""
+"""Records and analyses as `perlclip bench` and `perlclip analyze` write them, and what a report makes of them."""
 
 import json
 import re
@@ -8,7 +8,18 @@ from statistics import mean
 import numpy as np
 
 from perlclip.bench.store import Run, Store, complete_record
+from perlclip.report.collect import collect
+from perlclip.report.paper import published
+from perlclip.report.sections import Section, section
+from perlclip.report.tables import Cell, Table
 
+CLIP = "openai/clip-vit-base-patch16"
+SETS = [*dict.fromkeys(row.dataset for row in published() if row.dataset != "average")]  # the paper's fifteen
+NUMBERS = {  # method, set, seed: base and novel
+    ("zero-shot", "a", 0): (60, 60), ("zero-shot", "b", 0): (80, 40),
+    ("coop", "a", 1): (65, 55), ("coop", "a", 2): (67, 55), ("coop", "b", 1): (85, 41), ("coop", "b", 2): (85, 45),
+    ("perl", "a", 1): (70, 50), ("perl", "a", 2): (74, 54), ("perl", "b", 1): (90, 30), ("perl", "b", 2): (90, 34),
+}  # fmt: skip
 PARAMETERS = {"zero-shot": 0, "perl": 1000, "coop": 330, "mmrl": 817_400}
 
 
@@ -82,3 +93,16 @@ def analysis_files(folder: Path, conditions: tuple[str, ...] = ("fast, 16 shots,
             f"<?xml version='1.0'?><svg xmlns='http://w3.org/svg'><!-- {stem} --></svg>"
         )
     return folder
+
+
+def sections(*folders: Path) -> list[Section]:
+    return [section(study) for study in collect(folders).studies]
+
+
+def cells(table: Table, label: str) -> dict[str, Cell]:
+    line = next(line for line in table.lines if line.label == label)
+    return {column.title: cell for column, cell in zip(table.columns, line.cells, strict=True)}
+
+
+def labels(table: Table) -> list[str]:
+    return [line.label for line in table.lines]
