@@ -33,9 +33,10 @@ from perlclip.backbone import Backbone
 from perlclip.data.loading import fixed_views
 from perlclip.data.sets import DataSet, ImageSet
 from perlclip.data.toybox import load_toybox
+from perlclip.heads.regression import Ridge
 from perlclip.methods.perl import Perl
 from perlclip.methods.registry import find_recipe
-from perlclip.training.choose_head import SHARES, STRENGTHS, TEXTS, Said, choose
+from perlclip.training.choose_head import SHARES, TEXTS, Said, choose
 
 OFFSETS = torch.arange(-24, 25) / 4
 MOST = 400  # images of a part to measure on
@@ -134,7 +135,7 @@ class Case:
         seen = set(self.found["shots.places"].tolist())
         held = [i for i in range(len(self.labels_N)) if i not in seen]
         zero, adapted = (self.texts("shots.shots", self.base, share)[held] for share in (0.0, 1.0))
-        nothing = torch.zeros(len(STRENGTHS), *zero.shape)
+        nothing = torch.zeros(len(Ridge.STRENGTHS), *zero.shape)
         said = Said(labels_N=self.labels_N[held], zero_NC=zero, adapted_NC=adapted, scores_LNC=nothing)
         return choose(said, SHARES, "rehearsal").share
 

@@ -168,7 +168,7 @@ def frozen_cases(folder: Path, name: str, split: str, seed: int) -> Iterator[Cas
     ridge = Ridge.of(zero.v_NE, zero.labels_N, half)
     held = choose_head.Said(
         labels_N=zero.labels_N, zero_NC=zero.zero_NC, adapted_NC=zero.zero_NC,
-        scores_LNC=ridge.left_out(choose_head.STRENGTHS, torch.arange(len(zero.labels_N))),
+        scores_LNC=ridge.left_out(Ridge.STRENGTHS, torch.arange(len(zero.labels_N))),
     )  # fmt: skip
     choice = choose_head.choose(held, (1.0,), "each left out")
     weight_CE, bias_C = (each.float() for each in ridge.solution(choice.strength))

@@ -1,10 +1,13 @@
-"""What tests of several folders need: a vocabulary without merges, padded prompts, loud parameters, random pixels."""
+"""What tests of several folders need: a vocabulary without merges, padded prompts, loud parameters, pixels, heads."""
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from perlclip.backbone import Backbone
+from perlclip.heads.discriminant import Discriminant
+from perlclip.heads.head import Head, make_head
+from perlclip.heads.unseen import NewClasses, Unseen
 
 CLOSE = dict(atol=1e-5, rtol=1e-5)
 
@@ -35,3 +38,20 @@ def loud(method):
 def random_pixels(backbone: Backbone, batch: int = 3) -> Tensor:
     size = backbone.preprocess.size
     return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+UNSEEN = Unseen(
+    alone=NewClasses(text=0.5, scale=0.25, strength=0.8, gain=0.7, handed=1.0),
+    among=NewClasses(text=0.25, scale=0.5, strength=0.6, handed=3.0),
+    offset=0.75,
+)
+
+
+def gaussian_head(backbone, names, seed: int = 0, shots: int = 5, **numbers) -> Head:
+    """A head of Gaussians round random shots, that has something to say about new classes."""
+    draw = torch.Generator().manual_seed(seed)
+    labels_N = torch.arange(shots * len(names)) % len(names)
+    means_CE = torch.randn(len(names), backbone.embed_dim, generator=draw)
+    x_NE = means_CE[labels_N] + 2 * torch.randn(len(labels_N), backbone.embed_dim, generator=draw)
+    found = Discriminant.of(torch.nn.functional.normalize(x_NE, dim=-1), labels_N, len(names))
+    return make_head(tuple(names), found, **{"strength": 0.5, "scale": 0.1, "unseen": UNSEEN} | numbers)

@@ -19,7 +19,7 @@ from perlclip.text.classes import Classes
 from perlclip.trust.record import Trust
 from tests import families
 from tests.cli.test_cli import fails, run
-from tests.common import loud, random_pixels
+from tests.common import gaussian_head, loud, random_pixels
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -144,11 +144,13 @@ def test_the_example_needs_no_torch_and_says_what_the_classifier_says(file, thre
     perl = adapter_of(tiny, readout="rising")
     adapters = [with_head(perl, **numbers) if numbers else perl for numbers in HEADS.values()]
     adapters += [three[1], adapter_of(tiny, 4, "zero-shot")]
-    asked: list[dict] = [{} for _ in adapters] + [dict(class_names=["lynx", "fox"])]
-    adapters.append(adapters[3])
+    ruled = replace(adapters[1], head=gaussian_head(tiny, perl.class_names, text=0.5, share=0.8))
+    adapters.append(ruled)
+    asked: list[dict] = [{} for _ in adapters] + [dict(class_names=["lynx", "fox"])] * 2
+    adapters += [adapters[3], ruled]
     for i, (adapter, more) in enumerate(zip(adapters, asked, strict=True)):
         export_adapter(adapter, tmp_path / f"{i}.npz", **more)
-    images = sorted(tree.rglob("*.png"))[: len(adapters)]
+    images = (2 * sorted(tree.rglob("*.png")))[: len(adapters)]
     names = ",".join(str(tmp_path / f"{i}.npz") for i in range(len(adapters)))
     pairs = [word for i, image in enumerate(images) for word in (str(image), str(i))]
     without = f"import sys, runpy; sys.modules['torch'] = None; sys.argv = {[str(EXAMPLE), str(file), names, *pairs]}; "

@@ -8,6 +8,7 @@ from perlclip.heads.head import Head
 from perlclip.thinking.policy import Policy
 from perlclip.thinking.thresholds import Point, Thresholds
 from perlclip.trust.record import Trust
+from tests.common import gaussian_head
 
 NAMES = ("red", "green grass", "blue", "cat", "striped horse", "ox", "tree", "old house", "boat")
 KINDS = {
@@ -46,7 +47,7 @@ def random_adapter(backbone, kind: str, seed: int, *, trained: int | None = None
         features = FEATURES[seed // 2 % 4] if method.image_steps else "first"
         pieces = (method.image_steps or 0) + 1 if features == "all" else 1
         weight = torch.randn(len(names), pieces * backbone.embed_dim, generator=draw).half().float()
-        made = Head(
+        made = gaussian_head(backbone, names, seed, share=0.6) if seed // 3 % 2 == 0 else Head(
             class_names=names, weight_CE=weight, bias_C=torch.randn(len(names), generator=draw), text=0.7, scale=3.0,
             share=(1.0, 0.4)[seed % 4 // 2], offset=0.3, features=features,
         )  # fmt: skip

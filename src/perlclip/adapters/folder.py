@@ -37,7 +37,8 @@ from perlclip.text.templates import check_template
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.trust.record import Trust
 
-FORMAT_VERSIONS = (1, 2)  # 2: with a head, without which earlier versions of perlclip would answer
+# 2 has a linear head, 3 one of Gaussians: earlier versions of perlclip would answer without them.
+FORMAT_VERSIONS = (1, 2, 3)
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
 OWN_HASH = "config_sha256"  # of all other fields; adapters of 0.1.0 have none
 LARGEST = {CONFIG: 64 * MIB, WEIGHTS: 1024 * MIB, CARD: 16 * MIB}
@@ -127,7 +128,7 @@ def save_adapter(
         adapter = replace(adapter, head=replace(adapter.head, class_names=adapter.class_names))
     weights = _tensor_bytes(adapter)
     info: dict[str, Any] = {
-        "format_version": 2 if adapter.head else 1,
+        "format_version": _format(adapter.head),
         "perlclip_version": perlclip.__version__,
         "peft_type": method.name.upper(),
         "base_model_name_or_path": method.backbone.name,
@@ -392,10 +393,10 @@ def _check_info(info: Any, path: Path) -> dict[str, Any]:
     if info["format_version"] not in FORMAT_VERSIONS:
         raise PerlclipError(
             f"adapter {path.parent} has format version {info['format_version']!r}; "
-            f"this perlclip reads versions {' and '.join(map(str, FORMAT_VERSIONS))}"
+            f"this perlclip reads versions {', '.join(map(str, FORMAT_VERSIONS))}"
         )
-    if ("head" in info) != (info["format_version"] == 2):
-        raise PerlclipError(f"adapter file {path} is damaged: version 2 has a head, version 1 has none")
+    if ("head" in info) != (info["format_version"] > 1):
+        raise PerlclipError(f"adapter file {path} is damaged: versions 2 and 3 have a head, version 1 has none")
     for key, kind in _FIELDS.items():
         if not isinstance(info.get(key), kind):
             raise PerlclipError(f"adapter file {path} is damaged: field {key!r} is missing or not a {kind.__name__}")
@@ -456,6 +457,10 @@ def _read_weights(folder: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
         if tensor.dtype not in DTYPES:
             raise PerlclipError(f"adapter {folder}: tensor {name!r} is of type {tensor.dtype}, which no adapter has")
     return tensors
+
+
+def _format(head: Head | None) -> int:
+    return 1 if head is None else 2 if head.gaussians is None or not head.numbers else 3
 
 
 def _read_head(

@@ -97,17 +97,17 @@ def _finish(answering: Answering, steps: int, t_KCE: Tensor) -> dict[str, Tensor
     readout_K = torch.tensor([look_back(k) if look_back else float(k == steps) for k in range(K)])
     weight_CKE, mean_CE, bias_C, text = torch.zeros(C, K, E), torch.zeros(C, E), torch.zeros(C), 1.0
     if head is not None:
-        if 0 < len(answering.trained_T) < C:
+        if answering.weight_CF is not None and answering.mixed:
             raise PerlclipError(
                 "a list that mixes classes trained on with others has no head in ONNX: export with --no-head"
             )
-        trained = len(answering.trained_T) > 0
-        text = head.text if trained else 1.0
+        headed = answering.weight_CF
+        text = 1.0 if headed is None else answering.text_C[0].item()
         if answering.t0_CE is not None:
             weight_CKE[:, 0] += text * (1 - head.share) * method.backbone.logit_scale * answering.t0_CE.float().cpu()
             text *= head.share
-        if trained:
-            w_CF, bias_C = head.scale * answering.weight_TE.float().cpu(), head.scale * answering.bias_T.float().cpu()
+        if headed is not None:
+            w_CF, bias_C = headed.float().cpu(), answering.bias_C.float().cpu()
             if head.features == "mean":
                 mean_CE = w_CF
             elif head.features == "all":

@@ -2,7 +2,7 @@
 
 Made once per class list; whoever asks an adapter, asks this: `Classifier`, `evaluate`, adaptive thinking, analyses.
 
-Shapes: K stands for the steps 0..K, B images, C classes, T those of them that were trained on, E embedding width.
+Shapes: K stands for the steps 0..K, B images, C classes, E embedding width, F that of the head's features.
 """
 
 from collections.abc import Sequence
@@ -11,30 +11,80 @@ import torch
 from torch import Tensor
 
 from perlclip.backbone import Images
-from perlclip.heads.head import Head, features
+from perlclip.heads.head import Head, features, sees_frozen
+from perlclip.heads.unseen import means_of
 from perlclip.methods.base import ClassState, Method, full_precision
-from perlclip.text.classes import class_keys
+from perlclip.text.classes import Classes, class_keys
 from perlclip.thinking.policy import Answer, Plan, Stages, image_trajectory, require_steps
 
 
 class Answering:
-    """A method with a class list, and the columns of a head that are on the list, in its order."""
+    """A method with a class list, and what a head adds to each class on it: text l_text + W f + b.
+
+    In a list with trained classes and new ones, `mass` (a weight and a bias for features, or else the texts) says how
+    probable the classes of either kind are together.
+    """
 
     def __init__(self, method: Method, state: ClassState, head: Head | None = None) -> None:
         self.method, self.state = method, state
         self.head = None if head is None or head.idle else head
+        self.t0_CE: Tensor | None = None
+        self.weight_CF: Tensor | None = None
+        self.mass: tuple[Tensor, Tensor] | None = None
         if self.head is None:
             return
-        device = method.backbone.device
-        column = {key: i for i, key in enumerate(class_keys(self.head.class_names))} if self.head.scale else {}
-        keys = class_keys(state.classes.names)
-        columns = [column[key] for key in keys if key in column]
-        self.trained_T = torch.tensor([i for i, key in enumerate(keys) if key in column], device=device)
-        self.weight_TE, self.bias_T = self.head.weight_CE[columns].to(device), self.head.bias_C[columns].to(device)
-        self.t0_CE: Tensor | None = None
         if self.head.share < 1:
             with torch.no_grad():
                 self.t0_CE = method.backbone.encode_text(state.classes.prompts())
+        self._take(self.head)
+
+    def _take(self, head: Head) -> None:
+        """What the head says about each class on the list."""
+        keys, column = class_keys(self.state.classes.names), {}
+        if head.scale or head.unseen:
+            column = {key: i for i, key in enumerate(class_keys(head.class_names))}
+        known = [i for i, key in enumerate(keys) if key in column]
+        new = sorted(set(range(len(keys))) - set(known))
+        columns = [column[keys[i]] for i in known]
+        trained_C = torch.zeros(len(keys), dtype=torch.bool)
+        trained_C[known] = True
+        self.mixed, unseen = bool(known and new), head.unseen if new else None
+        if not (known and head.scale) and unseen is None:
+            self.mixed = False
+            return
+        weight_CF, bias_C = torch.zeros(len(keys), head.weight_CE.shape[1]), torch.zeros(len(keys))
+        text_C = torch.ones(len(keys))
+        if head.scale:
+            weight_CF[known], bias_C[known] = head.scale * head.weight_CE[columns], head.scale * head.bias_C[columns]
+            text_C[known] = head.text
+        if unseen is not None:
+            assert head.gaussians is not None
+            rule, kept = unseen.among if known else unseen.alone, head.gaussians
+            t_CE, t_KE = self._texts(head)
+            means_CE = torch.zeros(len(keys), kept.means_CE.shape[1], dtype=torch.float64)
+            means_CE[known], means_CE[new] = kept.means_CE[columns], means_of(kept, t_KE, t_CE[new], rule)
+            w_CE, b_C = (rule.scale * each for each in kept.scores_of(means_CE, rule.strength))
+            weight_CF[new], bias_C[new], text_C[new] = w_CE[new].float(), b_C[new].float(), rule.text
+            if known:
+                weight = w_CE + rule.text * self.method.backbone.logit_scale * t_CE.double()
+                self.mass = self._there(weight.float()), self._there((b_C + unseen.offset * trained_C).float())
+        self.weight_CF, self.bias_C, self.text_C, self.trained_C = map(
+            self._there, (weight_CF, bias_C, text_C, trained_C)
+        )
+
+    def _there(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.method.backbone.device)
+
+    @torch.no_grad()
+    def _texts(self, head: Head) -> tuple[Tensor, Tensor]:
+        """Embeddings that go with the features, on the CPU: of the list, and of the classes trained on."""
+        classes = self.state.classes
+        trained = Classes.spoken(head.class_names, classes.template, classes.dataset)
+        if sees_frozen(self.method, head.features):
+            texts = [self.method.backbone.encode_text(each.plain().prompts()) for each in (classes, trained)]
+        else:
+            texts = [self.method.class_embeddings(each) for each in (self.state, self.method.class_state(trained))]
+        return texts[0].float().cpu(), texts[1].float().cpu()
 
     def logits(self, images: Images) -> Tensor:
         """The answer, (B, C)."""
@@ -65,11 +115,9 @@ class Answering:
             if self.t0_CE is not None:
                 zero_BC = self.method.similarity(self.method.backbone.encode_image(images), self.t0_CE)
                 texts_BC = head.share * texts_BC + (1 - head.share) * zero_BC
-            if not len(self.trained_T):
+            if self.weight_CF is None:
                 return texts_BC, texts_BC
-            seen_BF = self._features(v_KBE)[-1]
-            both_BT = head.text * texts_BC[:, self.trained_T] + head.scale * (seen_BF @ self.weight_TE.T + self.bias_T)
-            return texts_BC.index_copy(-1, self.trained_T, both_BT), texts_BC
+            return torch.where(self.trained_C, self._sum(texts_BC, self._features(v_KBE)[-1]), texts_BC), texts_BC
 
     def finish(self, logits_KBC: Tensor, v_KBE: Tensor) -> Tensor:
         """The same from a trajectory and embeddings of PERL's, whose step 0 is zero-shot CLIP."""
@@ -103,12 +151,27 @@ class Answering:
         with full_precision(logits.device):
             if self.t0_CE is not None:
                 logits = head.share * logits + (1 - head.share) * self.method.similarity(v0_BE, self.t0_CE)
-            if not len(self.trained_T):
+            if self.weight_CF is None:
                 return logits
-            scores = head.scale * (seen @ self.weight_TE.T + self.bias_T)
-            if len(self.trained_T) == logits.shape[-1]:
-                return head.text * logits + scores
-            text = logits[..., self.trained_T]
-            both = head.text * text + scores
-            mass = text.logsumexp(-1, keepdim=True) - both.logsumexp(-1, keepdim=True) + head.offset
-            return logits.index_copy(-1, self.trained_T, both + mass.detach())  # which is no class's own
+            both = self._sum(logits, seen)
+            if not self.mixed:
+                return both
+            if self.mass is None:
+                mass = logits + head.offset * self.trained_C
+            else:
+                mass = seen @ self.mass[0].T + self.mass[1]
+            known, other = (_together(mass, kind_C) - _together(both, kind_C) for kind_C in self.kinds)
+            return both + torch.where(self.trained_C, known, other).detach()  # which is no class's own
+
+    def _sum(self, logits: Tensor, seen: Tensor) -> Tensor:
+        assert self.weight_CF is not None
+        return self.text_C * logits + (seen @ self.weight_CF.T + self.bias_C)
+
+    @property
+    def kinds(self) -> tuple[Tensor, Tensor]:
+        """Which classes were trained on, and which were not."""
+        return self.trained_C, ~self.trained_C
+
+
+def _together(logits: Tensor, some_C: Tensor) -> Tensor:
+    return logits.masked_fill(~some_C, float("-inf")).logsumexp(-1, keepdim=True)

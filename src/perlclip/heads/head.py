@@ -1,17 +1,19 @@
-"""A head: what an adapter adds to its method's text classifier, for the classes that were trained on.
+"""A head: what an adapter adds to its method's text classifier, for classes that were trained on and for new ones.
 
     l_text = share l_adapted + (1 - share) l_zero-shot               share 0: nothing adapted
     l      = text l_text + scale (W f + b)                           for a list of classes trained on
 
-W and b are ridge regression's (`regression.py`), f the features, made of the image's embeddings of the steps that it
-took (`FEATURES`); for a method that answers at once they are its embedding. Among new classes the text classifier says
-how probable the trained ones are together (plus an `offset` in log-odds), and the head only divides that among them.
+W and b come from the classes' Gaussians (`discriminant.py`), or are ridge regression's (`regression.py`); f are the
+features, made of the image's embeddings of the steps that it took (`FEATURES`); for a method that answers at once they
+are its embedding. Of new classes Gaussians say something, too (`unseen.py`), ridge regression does not. In a list that
+has both, the rule for that says how probable the trained classes are together, and the line above only divides that
+among them; without Gaussians, the texts say it.
 
 Shapes: k stands for the steps 0..k, B images, C classes, E embedding width, F that of the features.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, sqrt
 from typing import Any
 
@@ -20,6 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.errors import PerlclipError, unknown_name
+from perlclip.heads.discriminant import Gaussians
+from perlclip.heads.unseen import UNSEEN, Unseen
+from perlclip.methods.base import Method
 
 
 def _side_by_side(v_kBE: Tensor, steps: int) -> Tensor:
@@ -44,25 +49,32 @@ def features(kind: str, v_kBE: Tensor, steps: int | None) -> Tensor:
     return FEATURES[kind](v_kBE.float(), steps or 0)
 
 
+def sees_frozen(method: Method, kind: str) -> bool:
+    """Whether these features are the frozen CLIP's embeddings, whatever was trained."""
+    return kind == "first" and (method.image_steps is not None or type(method).encode_image is Method.encode_image)
+
+
 NUMBERS = ("text", "scale", "share", "offset")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Ridge regression's solution in an order of classes, and how it is mixed with what the texts say.
+    """A linear classifier in an order of classes, how it is mixed with what the texts say, and what is known beyond.
 
-    The weight is kept in what float16 can say, in which it is saved: saved and loaded it answers the same.
+    Learned numbers are kept in what float16 can say, in which they are saved: saved and loaded it answers the same.
     """
 
     class_names: tuple[str, ...]
     weight_CE: Tensor = field(repr=False)
     bias_C: Tensor = field(repr=False)
     text: float = 1.0  # weight of the texts' logits in the sum
-    scale: float = 1.0  # that of ridge regression's scores; 0: there is none, only a mixture with zero-shot
+    scale: float = 1.0  # that of the classifier's scores; 0: there is none, only a mixture with zero-shot
     share: float = 1.0  # of the adapted answer against zero-shot's
-    offset: float = 0.0  # log-odds of trained classes against new ones, where a list has both
-    strength: float = 1.0  # lambda
+    offset: float = 0.0  # log-odds of trained classes against new ones, where a list has both and `unseen` says nothing
+    strength: float = 1.0  # of the pull towards the simplest solution
     features: str = "first"
+    gaussians: Gaussians | None = field(default=None, repr=False)  # that weight and bias are of
+    unseen: Unseen | None = None
 
     def __post_init__(self) -> None:
         if self.features not in FEATURES:
@@ -85,23 +97,39 @@ class Head:
     @property
     def idle(self) -> bool:
         """Whether it changes nothing."""
-        return self.scale == 0 and self.share == 1
+        return self.scale == 0 and self.share == 1 and self.unseen is None
 
     @property
     def numbers(self) -> int:
         """What it adds to a method's parameters."""
+        kept = self.gaussians
+        if kept is not None and (self.scale or self.unseen):
+            return kept.means_CE.numel() + kept.center_E.numel() + kept.directions_RE.numel()
         return self.weight_CE.numel() + self.bias_C.numel() if self.scale else 0
+
+    def texts_alone(self) -> "Head":
+        """The mixture with zero-shot's answer, and nothing else."""
+        return replace(self, scale=0.0, unseen=None)
 
     def as_json(self) -> dict[str, Any]:
         """What is no tensor, for an adapter's config."""
         words = {name: getattr(self, name) for name in (*NUMBERS, "strength", "features")}
-        return {**words, "numbers": self.numbers}
+        return {**words, **({"unseen": asdict(self.unseen)} if self.unseen else {}), "numbers": self.numbers}
 
     def tensors(self) -> dict[str, Tensor]:
         """For a file; the numbers are among them, so that a hash of the file covers them."""
-        mixture = torch.tensor([getattr(self, name) for name in NUMBERS], dtype=torch.float64)
-        learned = {"head.weight": self.weight_CE.half(), "head.bias": self.bias_C.float()} if self.scale else {}
-        return {"head.mixture": mixture, **learned}
+        mixture = {"head.mixture": torch.tensor([getattr(self, name) for name in NUMBERS], dtype=torch.float64)}
+        if not self.numbers:
+            return mixture
+        if self.gaussians is None:
+            return mixture | {"head.weight": self.weight_CE.half(), "head.bias": self.bias_C.float()}
+        unseen = self.unseen.numbers() if self.unseen else []
+        return mixture | {
+            "head.means": self.gaussians.means_CE.half(),
+            "head.center": self.gaussians.center_E.float(),
+            "head.directions": self.gaussians.directions_RE.half(),
+            "head.spread": torch.tensor([self.gaussians.spread, self.strength, *unseen], dtype=torch.float64),
+        }
 
     @classmethod
     def read(cls, class_names: tuple[str, ...], width: int, data: Any, tensors: Mapping[str, Tensor]) -> "Head":
@@ -111,15 +139,44 @@ class Head:
         mixture = tensors.get("head.mixture", torch.zeros(0)).tolist()
         if mixture != [data[name] for name in NUMBERS]:
             raise PerlclipError("the settings of its head are not those in its tensor file")
+        given = {name: data[name] for name in (*NUMBERS, "strength", "features")}
+        if "head.means" in tensors:
+            return _read_gaussians(class_names, width, given, tensors)
         weight_CE = tensors.get("head.weight", torch.zeros(len(class_names), width))
         bias_C = tensors.get("head.bias", torch.zeros(len(class_names)))
         if weight_CE.shape[-1] % width:
             raise PerlclipError(f"its head is for embeddings of width {weight_CE.shape[-1]}, not {width}")
-        given = {name: data[name] for name in (*NUMBERS, "strength", "features")}
         return cls(class_names=class_names, weight_CE=weight_CE.float(), bias_C=bias_C.float(), **given)
 
 
-def make_head(class_names: tuple[str, ...], solution: tuple[Tensor, Tensor], **numbers: Any) -> Head:
-    """A head from ridge regression's solution, its weight rounded to what a file holds."""
-    weight_CE, bias_C = solution
-    return Head(class_names=class_names, weight_CE=weight_CE.half().float(), bias_C=bias_C.float(), **numbers)
+def make_head(class_names: tuple[str, ...], found: tuple[Tensor, Tensor] | Gaussians, **numbers: Any) -> Head:
+    """A head from ridge regression's solution or from Gaussians, whose numbers are rounded to what a file holds."""
+    if isinstance(found, tuple):
+        weight_CE, bias_C = found
+        return Head(class_names=class_names, weight_CE=weight_CE.half().float(), bias_C=bias_C.float(), **numbers)
+    kept = found.kept()
+    weight_CE, bias_C = (each.float() for each in kept.solution(numbers["strength"]))
+    return Head(class_names=class_names, weight_CE=weight_CE, bias_C=bias_C, gaussians=kept, **numbers)
+
+
+def _read_gaussians(
+    class_names: tuple[str, ...], width: int, given: dict[str, Any], tensors: Mapping[str, Tensor]
+) -> Head:
+    parts = [
+        tensors.get(f"head.{name}", torch.zeros(0)).double() for name in ("means", "center", "directions", "spread")
+    ]
+    means_CE, center_E, directions_RE, numbers = parts
+    shapes = [tuple(part.shape) for part in parts]
+    rest = len(numbers) - 2
+    if (
+        means_CE.shape != (len(class_names), width) or center_E.shape != (width,) or numbers.ndim != 1
+        or directions_RE.ndim != 2 or directions_RE.shape[1] != width or rest not in (0, UNSEEN)
+    ):  # fmt: skip
+        raise PerlclipError(f"a head for {len(class_names)} classes has tensors of shape {shapes}")
+    if not all(torch.isfinite(part).all() for part in parts):
+        raise PerlclipError("a head holds numbers that are not finite")
+    spread, strength, *unseen = numbers.tolist()
+    if strength != given["strength"] or not spread > 0:
+        raise PerlclipError("the settings of its head are not those in its tensor file")
+    kept = Gaussians(means_CE, center_E, directions_RE, spread)
+    return make_head(class_names, kept, unseen=Unseen.read(unseen) if unseen else None, **given)

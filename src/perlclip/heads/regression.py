@@ -18,6 +18,7 @@ Shapes: N samples, E embedding width, C classes, R the smaller of N and E, L str
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,10 @@ class Ridge:
     center_E: Tensor
     mean_C: Tensor
 
+    # Strengths, and weights of the scores beside the texts' logits, to choose from.
+    STRENGTHS: ClassVar[tuple[float, ...]] = tuple(10 ** (k / 2) for k in range(-4, 3))
+    SCALES: ClassVar[tuple[float, ...]] = (0.0, *(2.0**k for k in range(-2, 7)))
+
     @classmethod
     @one_thread()
     def of(cls, x_NE: Tensor, labels_N: Tensor, classes: int) -> "Ridge":
@@ -75,21 +80,26 @@ class Ridge:
     @one_thread()
     def left_out(self, strengths: Sequence[float], groups_N: Tensor) -> Tensor:
         """Scores of each sample from a fit without its group, (L, N, C)."""
-        order_N = groups_N.cpu().argsort(stable=True)
-        sizes = torch.unique_consecutive(groups_N.cpu()[order_N], return_counts=True)[1]
-        members = torch.split(order_N, sizes.tolist())
         projected_RC = self.u_NR.T @ self.y_NC
         scores_LNC = torch.empty(len(strengths), *self.y_NC.shape, dtype=torch.float64)
-        for size in sizes.unique().tolist():
-            place_Gg = torch.stack([place for place in members if len(place) == size])
+        for place_Gg in groups_of(groups_N):
             u_GgR, y_GgC = self.u_NR[place_Gg], self.y_NC[place_Gg]
-            eye = torch.eye(size, dtype=torch.float64) - 1 / len(self.u_NR)
+            eye = torch.eye(place_Gg.shape[1], dtype=torch.float64) - 1 / len(self.u_NR)
             for scores_NC, strength in zip(scores_LNC, strengths, strict=True):
                 shrunk_GgR = u_GgR * (self.s_R.square() / (self.s_R.square() + _positive(strength)))
                 rest_GgC = y_GgC - shrunk_GgR @ projected_RC
                 apart_GgC = torch.linalg.solve(eye - shrunk_GgR @ u_GgR.mT, rest_GgC)
                 scores_NC[place_Gg] = y_GgC - apart_GgC + self.mean_C
         return scores_LNC
+
+
+def groups_of(groups_N: Tensor) -> Iterator[Tensor]:
+    """Where the samples of each group are, (G, g) for the groups of one size g."""
+    order_N = groups_N.cpu().argsort(stable=True)
+    sizes = torch.unique_consecutive(groups_N.cpu()[order_N], return_counts=True)[1]
+    members = torch.split(order_N, sizes.tolist())
+    for size in sizes.unique().tolist():
+        yield torch.stack([place for place in members if len(place) == size])
 
 
 def _positive(strength: float) -> float:

@@ -180,7 +180,7 @@ class Classifier:
         if images.class_names != self.class_names:
             raise PerlclipError("the images to calibrate on must have the classifier's classes, in its order")
         head, backbone = self.answering.head, self.method.backbone
-        alone = Answering(self.method, self._state, replace(head, scale=0.0)) if head else None
+        alone = Answering(self.method, self._state, head.texts_alone()) if head else None
         found: list[tuple[Tensor, ...]] = []
         with progress_bar("calibrate", len(images), show=progress) as bar:
             for pixels, _ in fixed_views(images, backbone.preprocess, batch_size, backbone.device, workers):
@@ -197,7 +197,10 @@ class Classifier:
             near_N = (v_NE.float() @ means_CE.T).amax(-1)
         far = FarWords.of(backbone, self._state.classes)
         both = scores[0].cpu(), scores[1].cpu()
-        trust = Trust.of("own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, far, means_CE, near_N, both)
+        trust = Trust.of(
+            "own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, far, means_CE, near_N, both,
+            ruled=head is not None and head.unseen is not None,
+        )  # fmt: skip
         self.judge = self._judge_by(trust, own=True, far=far)
         return trust
 

@@ -31,7 +31,7 @@ from perlclip.heads.regression import Ridge
 from perlclip.labels.looking import Looks, look
 from perlclip.methods.base import Method
 from perlclip.text.templates import DEFAULT_TEMPLATE
-from perlclip.training.choose_head import FIXED, STRENGTHS, Choice, Said, choose
+from perlclip.training.choose_head import FIXED, Choice, Said, choose
 
 NOISE = 0.3  # lambda of the variance, for unit vectors
 UNSURE = 0.25  # share of CLIP's own scale, at which it is sure of much that is wrong
@@ -150,8 +150,8 @@ def learned(features_MF: Tensor, texts_MC: Tensor, labels_M: Tensor) -> tuple[Ri
     """Ridge regression of labelled images, and how it is mixed with the texts: `choose_head` for frozen features."""
     ridge = Ridge.of(features_MF, labels_M, texts_MC.shape[1])
     if torch.bincount(labels_M).max() == 1:
-        return ridge, FIXED
-    scores_LMC = ridge.left_out(STRENGTHS, torch.arange(len(labels_M)))
+        return ridge, FIXED[Ridge]
+    scores_LMC = ridge.left_out(Ridge.STRENGTHS, torch.arange(len(labels_M)))
     held = Said(labels_N=labels_M, zero_NC=texts_MC, adapted_NC=texts_MC, scores_LNC=scores_LMC)
     return ridge, choose(held, (1.0,), "each left out")
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.heads.regression import Ridge
-from perlclip.training.choose_head import IMAGES, SCALES, STRENGTHS, TEXTS
+from perlclip.training.choose_head import IMAGES, TEXTS
 
 SHARPNESS = tuple(2 ** (k / 4) for k in range(-24, 13))  # texts alone may be sixty times too sure
 SUSPECT = 0.25  # chosen on `TUNED` of benchmarks/labels.py, for most of the wrong labels with three in four right
@@ -63,7 +63,7 @@ def left_out(features_NF: Tensor, texts_NC: Tensor, labels_N: Tensor, groups_N: 
     """Logits of each image from texts and from ridge regression without it, (N, C), and that one's best score, (N,)."""
     groups_N = torch.arange(len(labels_N)) if groups_N is None else groups_N
     texts_NC = texts_NC.float()
-    scores_LNC = Ridge.of(features_NF, labels_N, texts_NC.shape[1]).left_out(STRENGTHS, groups_N)
+    scores_LNC = Ridge.of(features_NF, labels_N, texts_NC.shape[1]).left_out(Ridge.STRENGTHS, groups_N)
     scores_NC, mixed_NC = _mixed(texts_NC, scores_LNC.float(), labels_N)
     # Without an image that is alone in its class, regression knows no such class: only the texts can say.
     others = Counter(label for label, _ in set(zip(labels_N.tolist(), groups_N.tolist(), strict=True)))
@@ -84,7 +84,7 @@ def _mixed(texts_NC: Tensor, scores_LNC: Tensor, labels_N: Tensor) -> tuple[Tens
         strength, text, scale = mixture
         return F.cross_entropy(text * texts_NC[some] + scale * scores_LNC[strength, some], labels_N[some]).item()
 
-    strength, text, scale = min(product(range(len(STRENGTHS)), TEXTS, SCALES[1:]), key=loss)
+    strength, text, scale = min(product(range(len(Ridge.STRENGTHS)), TEXTS, Ridge.SCALES[1:]), key=loss)
     return scores_LNC[strength], text * texts_NC + scale * scores_LNC[strength]
 
 

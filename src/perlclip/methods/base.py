@@ -81,6 +81,7 @@ class Method(nn.Module):
     rules: ClassVar[tuple[Rule, ...]]
     config_class: ClassVar[type[Config]] = Config
     head_alone: ClassVar[bool] = False  # whether a head is all that is learned
+    head_by: ClassVar[str] = "discriminant"  # how a head is made, see `choose_head`
     made_for: tuple[str, str, int] = ("", "", 0)  # the recipe, data set and shots whose settings it has
     as_written: bool = False  # names are taken as they are, not as CLIP reads them: so it was with 0.1.0's adapters
     given: frozenset[str] = frozenset()  # settings that its maker chose, which no recipe changes

@@ -25,6 +25,7 @@ class RidgeCLIP(Method):
     """The frozen CLIP, to be given a head."""
 
     head_alone = True
+    head_by = "ridge"
 
     def prepare(self, classes: Classes) -> FrozenTextState:
         """Encode the prompts, once and for all."""

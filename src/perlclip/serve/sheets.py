@@ -36,15 +36,16 @@ class Sheet:
     texts: tuple[Tensor, ...]  # (C, E) of each step that is read out, or of the last one alone
     weights: tuple[float, ...] = ()  # of each step in the readout; none: the step where the image stops is all
     share: float = 1.0
-    text: float = 1.0
-    head: float = 0.0
     offset: float = 0.0
     first: Tensor | None = None  # the frozen CLIP's class embeddings (C, E), where share < 1
     features: str = ""
     learned: tuple[Tensor, ...] = ()  # the head's weight (C, E), for "all" features of each step
     bias_C: Tensor | None = None
-    trained_C: Tensor | None = None  # 1 for a class that the head knows, 0 for others
-    all_trained: bool = True
+    text_C: Tensor | None = None  # weight of the texts less one
+    trained_C: Tensor | None = None  # 1 for a class that the head was trained on, 0 for others
+    mixed: bool = False  # whether there are both
+    mass: Tensor | None = None  # (C, E), by which it is said how probable either are together, if not by the texts
+    mass_C: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
@@ -62,23 +63,23 @@ class Sheet:
         plain = cls(classes=t_KCE.shape[1], scale=method.backbone.logit_scale, texts=texts, weights=weights)
         if head is None:
             return plain
-        mixed = replace(plain, share=head.share, first=answering.t0_CE)
-        trained_T, weight_TF, count = answering.trained_T, answering.weight_TE, plain.classes
-        if not len(trained_T):
-            return mixed
-        weight_CF = weight_TF.new_zeros(count, weight_TF.shape[1]).index_copy(0, trained_T, weight_TF)
-        bias_C = answering.bias_T.new_zeros(count).index_copy(0, trained_T, answering.bias_T)
+        shared = replace(plain, share=head.share, first=answering.t0_CE)
+        if answering.weight_CF is None:
+            return shared
         pieces = (method.image_steps or 0) + 1 if head.features == "all" else 1
+        mass, mass_C = answering.mass or (None, None)
         return replace(
-            mixed, text=head.text, head=head.scale, offset=head.offset, features=head.features, bias_C=bias_C,
-            learned=tuple(part_CE / sqrt(pieces) for part_CE in weight_CF.chunk(pieces, 1)),
-            trained_C=torch.zeros_like(bias_C).index_fill(0, trained_T, 1), all_trained=len(trained_T) == count,
+            shared, offset=head.offset if mass is None else 0.0, features=head.features, bias_C=answering.bias_C,
+            learned=tuple(part_CE / sqrt(pieces) for part_CE in answering.weight_CF.chunk(pieces, 1)),
+            text_C=answering.text_C - 1, trained_C=answering.trained_C.float(), mixed=answering.mixed,
+            mass=mass, mass_C=mass_C,
         )  # fmt: skip
 
     @property
     def bytes(self) -> int:
         """Memory that it takes."""
-        tensors = (*self.texts, *self.learned, self.first, self.bias_C, self.trained_C)
+        own = self.bias_C, self.text_C, self.trained_C, self.mass, self.mass_C
+        tensors = (*self.texts, *self.learned, self.first, *own)
         return sum(each.nbytes for each in tensors if each is not None)
 
 
@@ -163,20 +164,41 @@ class Sheets:
         headed = [i for i, sheet in enumerate(self.sheets) if sheet.learned]
         if not headed:
             return logits_BC
-        scores_BC = self._scores(v_KBE, stops, headed)
-        both_BC = self._column("text", logits_BC.device) * logits_BC + scores_BC
-        trained_BC = self._spread([sheet.trained_C for sheet in self.sheets], logits_BC) > 0
-        some = [not sheet.all_trained for sheet in self.sheets]
-        if shared and any(some):
-            hidden = float("-inf")
-            text_B1 = logits_BC.masked_fill(~trained_BC, hidden).logsumexp(-1, keepdim=True)
-            mass_B1 = text_B1 - both_BC.masked_fill(~trained_BC, hidden).logsumexp(-1, keepdim=True)
-            mass_B1 = mass_B1 + self._column("offset", logits_BC.device)
-            both_BC = torch.where(_numbers(some, logits_BC).bool(), both_BC + mass_B1, both_BC)
-        return torch.where(trained_BC, both_BC, logits_BC)
+        text_BC, bias_BC, trained_BC = (
+            self._spread([getattr(sheet, name) for sheet in self.sheets], logits_BC)
+            for name in ("text_C", "bias_C", "trained_C")
+        )
+        both_BC = (1 + text_BC) * logits_BC + self._scores(v_KBE, stops, headed) + bias_BC
+        known_BC = trained_BC > 0
+        if not shared:
+            return torch.where(known_BC, both_BC, logits_BC)
+        mixed_B1 = self._column("mixed", logits_BC.device) > 0
+        if not mixed_B1.any():
+            return both_BC
+        valid_BC = torch.arange(self.width, device=logits_BC.device) < self._column("classes", logits_BC.device)
+        mass_BC = self._masses(logits_BC + self._column("offset", logits_BC.device) * trained_BC, v_KBE, stops)
+        hidden = float("-inf")
+        shift_BC = torch.zeros_like(both_BC)
+        for kind_BC in (known_BC, ~known_BC & valid_BC):
+            of_B1, is_B1 = (
+                each.masked_fill(~kind_BC, hidden).logsumexp(-1, keepdim=True) for each in (mass_BC, both_BC)
+            )
+            shift_BC = torch.where(kind_BC, of_B1 - is_B1, shift_BC)
+        return torch.where(mixed_B1, both_BC + shift_BC, both_BC)
+
+    def _masses(self, texts_BC: Tensor, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:
+        """Logits whose sums over trained and new classes say how probable they are together."""
+        having = [i for i, sheet in enumerate(self.sheets) if sheet.mass is not None]
+        for kind in {self.sheets[i].features for i in having}:
+            mine = [i for i in having if self.sheets[i].features == kind]
+            seen_BE = self._seen(kind, v_KBE, stops, 0)
+            found_bC = self._dot(seen_BE, mine, [self.sheets[i].mass for i in mine], scaled=False)
+            bias_BC = self._spread([sheet.mass_C for sheet in self.sheets], v_KBE)
+            texts_BC = _put(texts_BC, mine, found_bC + bias_BC[_places(mine, v_KBE)])
+        return texts_BC
 
     def _scores(self, v_KBE: Tensor, stops: Sequence[int], headed: Sequence[int]) -> Tensor:
-        """W f + b, times the head's weight; zero where there is no head."""
+        """W f; zero where there is no head."""
         scores_BC = v_KBE.new_zeros(len(stops), self.width)
         for kind in {self.sheets[i].features for i in headed}:
             mine = [i for i in headed if self.sheets[i].features == kind]
@@ -185,8 +207,7 @@ class Sheets:
                 seen_BE = self._seen(kind, v_KBE, stops, j)
                 found_bC = self._dot(seen_BE, having, [self.sheets[i].learned[j] for i in having], scaled=False)
                 scores_BC = scores_BC.index_add(0, _places(having, v_KBE), found_bC)
-        bias_BC = self._spread([sheet.bias_C for sheet in self.sheets], v_KBE)
-        return self._column("head", v_KBE.device) * (scores_BC + bias_BC)
+        return scores_BC
 
     def _seen(self, kind: str, v_KBE: Tensor, stops: Sequence[int], j: int) -> Tensor:
         """Features of a kind, as `heads.head.FEATURES` has them: the last step's, or part j of "all"."""

@@ -212,7 +212,10 @@ def _trust(method: Method, state: ClassState, choice: Choice, held: HeldOut | No
     far = FarWords.of(method.backbone, state.classes)
     v0_NE = held.v0_NE.to(method.backbone.device)
     found, scores = held.answers(choice), held.scores(choice)
-    return Trust.of(choice.how, *found, held.labels_N, v0_NE, far, held.means_CE, held.near_N, scores)
+    return Trust.of(
+        choice.how, *found, held.labels_N, v0_NE, far, held.means_CE, held.near_N, scores,
+        ruled=choice.unseen is not None,
+    )  # fmt: skip
 
 
 def _record(

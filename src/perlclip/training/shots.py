@@ -10,8 +10,7 @@ from torch import Tensor
 
 from perlclip.data.loading import fixed_views
 from perlclip.data.sets import ImageSet
-from perlclip.heads.head import features
-from perlclip.heads.regression import Ridge
+from perlclip.heads.head import features, sees_frozen
 from perlclip.methods.base import ClassState, Method
 
 FEATURES = "first"  # see `heads.head.FEATURES`
@@ -29,11 +28,8 @@ class Seen:
     v_KNE: Tensor
     v0_NE: Tensor  # of the frozen CLIP
     cosines_NC: Tensor  # the method's scores of each class, whatever the others are
+    texts_CE: Tensor  # class embeddings that go with the features
     frozen: bool  # whether training does not change the features: they are the frozen CLIP's embeddings
-
-    def ridge(self) -> Ridge:
-        """Regression of the labels on the features."""
-        return Ridge.of(self.features_NF, self.labels_N, self.zero_NC.shape[1])
 
 
 @torch.no_grad()
@@ -49,8 +45,10 @@ def look_at(method: Method, images: ImageSet, state: ClassState, workers: int = 
         found.append([each.cpu() for each in (*said, f_BF, v0_BE.float(), v_KBE.transpose(0, 1))])
     joined = (torch.cat(parts) for parts in zip(*found, strict=True))
     zero_NC, adapted_NC, cosines_NC, features_NF, v0_NE, v_NKE = joined
+    unchanged = sees_frozen(method, FEATURES)
+    texts_CE = t0_CE if unchanged else method.class_embeddings(state)
     return Seen(
         labels_N=torch.as_tensor([int(label) for label in images.labels]), zero_NC=zero_NC, adapted_NC=adapted_NC,
         cosines_NC=cosines_NC, features_NF=features_NF, v_KNE=v_NKE.transpose(0, 1), v0_NE=v0_NE,
-        frozen=features_NF.shape == v0_NE.shape and torch.equal(features_NF, v0_NE),
+        texts_CE=texts_CE.float().cpu(), frozen=unchanged,
     )  # fmt: skip

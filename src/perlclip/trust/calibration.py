@@ -74,21 +74,26 @@ def _among(classes: list[int], texts_NC: Tensor, labels_N: Tensor) -> tuple[Tens
 class Calibration:
     """Temperatures of the adapter's answers to the classes trained on, of its texts' alone, and of lists with new ones.
 
-    A list with new classes is answered by the texts.
+    A list with new classes is answered by the texts, or by a rule of the head's that is as sure as it should be.
     """
 
     temperature: float
     texts: float
     novel: float
+    ruled: bool = False  # whether the head has such a rule
 
     def __post_init__(self) -> None:
-        for value in vars(self).values():
+        if type(self.ruled) is not bool:
+            raise PerlclipError(f"whether a head has a rule for new classes is true or false, got {self.ruled!r}")
+        for value in (self.temperature, self.texts, self.novel):
             if type(value) not in (int, float) or not isfinite(value) or not LOWEST / 2 <= value <= HIGHEST * 2:
                 raise PerlclipError(f"a temperature is a number between {LOWEST} and {HIGHEST:g}, got {value!r}")
 
     def of(self, *, novel: bool, head: bool) -> float:
         """For a list of classes with or without new ones, answered with the head or without it."""
-        return self.novel if novel else self.temperature if head else self.texts
+        if novel:
+            return 1.0 if head and self.ruled else self.novel
+        return self.temperature if head else self.texts
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -97,6 +102,6 @@ class Calibration:
     @classmethod
     def from_json(cls, data: Any) -> "Calibration":
         """Checked."""
-        if not isinstance(data, Mapping) or set(data) != {"temperature", "texts", "novel"}:
+        if not isinstance(data, Mapping) or set(data) - {"ruled"} != {"temperature", "texts", "novel"}:
             raise PerlclipError("a calibration is a temperature, that of the texts and that of new classes")
         return cls(**data)

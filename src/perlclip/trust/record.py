@@ -43,12 +43,12 @@ class Trust:
     @classmethod
     def of(
         cls, how: str, logits_NC: Tensor, texts_NC: Tensor, labels_N: Tensor, v_NE: Tensor, far: FarWords | None,
-        means_CE: Tensor, near_N: Tensor, scores: tuple[Tensor, Tensor] | None = None,
+        means_CE: Tensor, near_N: Tensor, scores: tuple[Tensor, Tensor] | None = None, *, ruled: bool = False,
     ) -> "Trust":  # fmt: skip
         """From the answers to images held out, those of the texts alone, their labels and frozen embeddings.
 
         `means_CE` are the classes' mean embeddings, and `near_N` how near the images are to them. `scores` are answers
-        and texts before any softmax.
+        and texts before any softmax. `ruled`: the head has a rule of its own for new classes.
         """
         temperature = fit_temperature(logits_NC, labels_N)
         p_NC = (logits_NC.double() / temperature).softmax(-1)
@@ -59,6 +59,7 @@ class Trust:
                 temperature=temperature,
                 texts=fit_temperature(texts_NC, labels_N),
                 novel=carried_temperature(texts_NC, labels_N),
+                ruled=ruled,
             ),
             rejection=Rejection.of(
                 "words" if far else "probability", text_score(p_NC, far, v_NE).cpu(), near_N.cpu(), means_CE

@@ -1,0 +1,195 @@
+"""Discriminant analysis of image embeddings, in closed form: class means, and how images of one class differ.
+
+Every class is a Gaussian round its mean m, all with one covariance. A class's score is how much more probable it makes
+an image x than a class in the middle of all of them would, where 0 is:
+
+    r(x) = mᵀ P x - ½ mᵀ P m          P = ((1 - s) S / n + s v I)⁻¹
+
+S is the scatter of the shots round their class's mean, n its degrees of freedom (shots less classes), v the mean
+variance, and s the `strength` of the pull towards a covariance that is the same in all directions. One decomposition of
+S serves every s. Scores of shots that were not in the fit are exact without another one, for given s v and n: with W
+the rows x - m of a group of g shots that is left out together, of a class that has c, S loses Wᵀ(I + 11ᵀ / (c - g)) W,
+and by Woodbury's identity a distance becomes
+
+    dᵀ P' d = dᵀ P d + dᵀ P Wᵀ (n / (1 - s) (I - 11ᵀ / c) - W P Wᵀ)⁻¹ W P d
+
+All of it in float64 on the CPU, in one thread, like ridge regression (`regression.py`), whose interface it has.
+
+Shapes: N shots, E embedding width, C classes, R directions, L strengths, G groups of g shots, X anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from perlclip.errors import PerlclipError
+from perlclip.heads.regression import groups_of, one_thread
+
+DIRECTIONS = 32  # that an adapter keeps; in the others images of one class are taken to differ by s v alone
+
+
+@dataclass(frozen=True)
+class Gaussians:
+    """Class means, and the covariance round them: what a head is made of."""
+
+    means_CE: Tensor  # from the centre; 0 for a class without a shot
+    center_E: Tensor  # the mean of the classes' means
+    directions_RE: Tensor  # orthogonal; their lengths are standard deviations
+    spread: float  # v, the mean variance of an embedding's numbers round their class's mean
+
+    def solution(self, strength: float) -> tuple[Tensor, Tensor]:
+        """Weight (C, E) and bias (C,): scores of an embedding x are weight x + bias."""
+        return self.scores_of(self.means_CE, strength)
+
+    def scores_of(self, means_CE: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+        """The same for classes with these means."""
+        weight_CE = self.divided(means_CE, strength)
+        return weight_CE, -weight_CE @ self.center_E - (weight_CE * means_CE).sum(-1) / 2
+
+    def kept(self) -> "Gaussians":
+        """What an adapter has of it, in numbers that a file holds: so saved and loaded it answers the same."""
+        means_CE, directions_RE = (t.half().double() for t in (self.means_CE, self.directions_RE[:DIRECTIONS]))
+        return Gaussians(means_CE, self.center_E.float().double(), directions_RE, self.spread)
+
+    def divided(self, rows_XE: Tensor, strength: float) -> Tensor:
+        """Rows times P = ((1 - strength) DᵀD + strength spread I)⁻¹; the directions D are orthogonal."""
+        own, floor = 1 - strength, between(strength) * self.spread
+        variance_R = self.directions_RE.square().sum(-1)
+        along_XR = rows_XE @ self.directions_RE.T * (own / (own * variance_R + floor))
+        return (rows_XE - along_XR @ self.directions_RE) / floor
+
+
+@dataclass(frozen=True)
+class Discriminant(Gaussians):
+    """The fit to shots, with all of its directions, and what leaving some of them out takes."""
+
+    x_NE: Tensor  # from the centre
+    labels_N: Tensor
+
+    STRENGTHS: ClassVar[tuple[float, ...]] = (0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
+    SCALES: ClassVar[tuple[float, ...]] = (0.0, *(2.0**k for k in range(-8, 2)))
+
+    @classmethod
+    @one_thread()
+    def of(cls, x_NE: Tensor, labels_N: Tensor, classes: int) -> "Discriminant":
+        """From unit embeddings and their labels."""
+        if not len(x_NE) or len(x_NE) != len(labels_N):
+            raise PerlclipError(f"a head needs a label for each embedding, got {len(labels_N)}, {len(x_NE)}")
+        x_NE, labels_N = x_NE.detach().cpu().double(), labels_N.cpu().long()
+        count_C = torch.bincount(labels_N, minlength=classes)
+        there_C = count_C > 0
+        sums_CE = x_NE.new_zeros(classes, x_NE.shape[1]).index_add(0, labels_N, x_NE)
+        means_CE = sums_CE / count_C.clamp(min=1)[:, None]
+        center_E = means_CE[there_C].mean(0)
+        means_CE = (means_CE - center_E) * there_C[:, None]
+        x_NE = x_NE - center_E
+        rest_NE, free = x_NE - means_CE[labels_N], max(1, len(x_NE) - int(there_C.sum()))
+        wide = x_NE.shape[1] > len(x_NE)
+        d_R, basis = torch.linalg.eigh(rest_NE @ rest_NE.T if wide else rest_NE.T @ rest_NE)
+        kept = d_R > d_R[-1].clamp(min=1e-12) * 1e-12
+        d_R, basis = d_R[kept].flip(0), basis[:, kept].flip(1)
+        directions_RE = (basis.T @ rest_NE if wide else basis.T * d_R.sqrt()[:, None]) / free**0.5
+        # One shot of each class says nothing about how images of one class differ; the means' own distances are left.
+        spread = d_R.sum().item() / free or means_CE.square().sum(-1)[there_C].mean().item() or 1.0
+        return cls(means_CE, center_E, directions_RE, spread / x_NE.shape[1], x_NE, labels_N)
+
+    @one_thread()
+    def left_out(self, strengths: Sequence[float], groups_N: Tensor) -> Tensor:
+        """Scores of each shot from a fit without its group, of shots of one class, (L, N, C)."""
+        shots_C = torch.bincount(self.labels_N, minlength=len(self.means_CE))
+        rest_NE = self.x_NE - self.means_CE[self.labels_N]
+        length_R = self.directions_RE.norm(dim=-1)
+        unit_RE = self.directions_RE / length_R[:, None]
+        x_NR, w_NR, m_CR = (rows @ unit_RE.T for rows in (self.x_NE, rest_NE, self.means_CE))
+        scores_LNC = torch.empty(len(strengths), len(self.x_NE), len(self.means_CE), dtype=torch.float64)
+        for place_Gg in groups_of(groups_N):
+            left = _Left(self.labels_N[place_Gg[:, 0]], place_Gg.shape[1], shots_C)
+            rows = [
+                (self.x_NE[place_Gg], x_NR[place_Gg]), (rest_NE[place_Gg], w_NR[place_Gg]), (self.means_CE, m_CR)
+            ]  # fmt: skip
+            plain = _Products.of(*(in_full for in_full, _ in rows))
+            for scores_NC, strength in zip(scores_LNC, strengths, strict=True):
+                own, floor = 1 - strength, between(strength) * self.spread
+                shrink_R = length_R * (own / (own * length_R.square() + floor)) ** 0.5
+                along = _Products.of(*(in_directions * shrink_R for _, in_directions in rows))
+                scores_NC[place_Gg] = left.scores(plain.less(along, floor), own)
+        return scores_LNC
+
+
+@dataclass(frozen=True)
+class _Products:
+    """aᵀPb of shots x, their differences w from their class's mean, and the means m."""
+
+    xx_Gg: Tensor
+    xw_Ggg: Tensor
+    ww_Ggg: Tensor
+    xm_GgC: Tensor
+    wm_GgC: Tensor
+    mm_C: Tensor
+
+    @classmethod
+    def of(cls, x_GgE: Tensor, w_GgE: Tensor, m_CE: Tensor) -> "_Products":
+        """With P the unit matrix."""
+        squares = x_GgE.square().sum(-1), x_GgE @ w_GgE.mT, w_GgE @ w_GgE.mT
+        return cls(*squares, x_GgE @ m_CE.T, w_GgE @ m_CE.T, m_CE.square().sum(-1))
+
+    def less(self, along: "_Products", floor: float) -> "_Products":
+        """With the inverse covariance: (all - what lies along the directions, shrunk) / floor."""
+        return _Products(*((a - b) / floor for a, b in zip(vars(self).values(), vars(along).values(), strict=True)))
+
+
+class _Left:
+    """Groups of one size g that are left out, each of a class of its own."""
+
+    def __init__(self, label_G: Tensor, size: int, shots_C: Tensor) -> None:
+        there_C, c_G = shots_C > 0, shots_C[label_G].double()
+        self.label_Gg1 = label_G[:, None, None].expand(-1, size, 1)
+        self.nowhere_C = ~there_C
+        self.gone_G1 = (c_G == size)[:, None]  # the class has no other shots
+        self.others_G1 = (c_G[:, None] - size).clamp(min=1)
+        classes = int(there_C.sum())
+        # The centre moves by the mean's shift over the classes, or by what the class itself was of it.
+        self.by_w_G1 = torch.where(self.gone_G1, 0.0, 1 / (self.others_G1 * classes))
+        self.by_m_G1 = torch.where(self.gone_G1, 1.0 / max(1, classes - 1), 0.0 * self.others_G1)
+        share_G11 = torch.where(self.gone_G1, 0.0 * self.others_G1, 1 / c_G[:, None])[..., None]
+        eye_gg = torch.eye(size, dtype=torch.float64)
+        self.inner_Ggg = max(1, int(shots_C.sum()) - classes) * (eye_gg - share_G11)
+
+    def scores(self, dot: _Products, own: float) -> Tensor:
+        """(G, g, C), where scatter is divided by the degrees of freedom and multiplied by `own`."""
+        inner_Ggg = self.inner_Ggg / own - dot.ww_Ggg
+
+        def distance(dd_GgX: Tensor, dw_GgXg: Tensor) -> Tensor:
+            """dᵀP'd, from dᵀPd and dᵀPWᵀ."""
+            dw_GYg = dw_GgXg.flatten(1, 2)
+            more_GY: Tensor = (dw_GYg * torch.linalg.solve(inner_Ggg, dw_GYg.mT).mT).sum(-1)
+            return dd_GgX + more_GY.view(dd_GgX.shape)
+
+        xx_Gg1, wx_Gg = dot.xx_Gg[..., None], dot.xw_Ggg.sum(-1)
+        ws_Gg, wss_G1 = dot.ww_Ggg.sum(-1), dot.ww_Ggg.sum((-1, -2))[:, None]
+        far_GgC = distance(
+            xx_Gg1 - 2 * dot.xm_GgC + dot.mm_C, dot.xw_Ggg[:, :, None] - dot.wm_GgC.transpose(1, 2)[:, None]
+        )
+        # d = w_i + the sum of all w over the shots that stay: from the mean of these.
+        a_G1 = 1 / self.others_G1
+        dd_Gg = dot.ww_Ggg.diagonal(dim1=-2, dim2=-1) + 2 * a_G1 * ws_Gg + a_G1.square() * wss_G1
+        own_Gg1 = distance(dd_Gg[..., None], (dot.ww_Ggg + (a_G1 * ws_Gg)[:, None])[:, :, None])
+        # d = x - the centre without them.
+        b_G1, c_G1 = self.by_w_G1, self.by_m_G1
+        xm_Gg, wm_Gg = (each.gather(-1, self.label_Gg1)[..., 0] for each in (dot.xm_GgC, dot.wm_GgC))
+        mm_G1 = dot.mm_C[self.label_Gg1[:, 0]]
+        dd_Gg = dot.xx_Gg + 2 * b_G1 * wx_Gg + b_G1.square() * wss_G1 + 2 * c_G1 * xm_Gg + c_G1.square() * mm_G1
+        dw_Ggg = dot.xw_Ggg + (b_G1 * ws_Gg + c_G1 * wm_Gg)[:, None]
+        base_Gg1 = distance(dd_Gg[..., None], dw_Ggg[:, :, None])
+        far_GgC = far_GgC.scatter(-1, self.label_Gg1, torch.where(self.gone_G1[..., None], base_Gg1, own_Gg1))
+        return (base_Gg1 - torch.where(self.nowhere_C, base_Gg1, far_GgC)) / 2
+
+
+def between(strength: float) -> float:
+    """A strength that has a solution."""
+    if not 0 < strength < 1:
+        raise PerlclipError(f"the strength of a head must be between 0 and 1, got {strength}")
+    return strength

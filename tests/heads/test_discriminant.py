@@ -1,0 +1,86 @@
+"""Gaussians in closed form against fits that really leave shots out."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from perlclip import PerlclipError
+from perlclip.heads.discriminant import DIRECTIONS, Discriminant
+from tests.heads.test_regression import samples
+
+STRENGTHS = (0.1, 0.5, 0.95)
+
+
+def brute_force(x_NE, labels_N, classes, strength, spread, free):
+    """Weight and bias from the covariance itself; `spread` and degrees of freedom are given."""
+    x_NE = x_NE.double()
+    there = [c for c in range(classes) if (labels_N == c).any()]
+    means = {c: x_NE[labels_N == c].mean(0) for c in there}
+    center = torch.stack(list(means.values())).mean(0)
+    m_CE = torch.stack([means.get(c, center) - center for c in range(classes)])
+    rest = x_NE - center - m_CE[labels_N]
+    cov = (1 - strength) * rest.T @ rest / free + strength * spread * torch.eye(x_NE.shape[1]).double()
+    weight = torch.linalg.solve(cov, m_CE.T).T
+    return weight, -weight @ center - (weight * m_CE).sum(-1) / 2
+
+
+@pytest.mark.parametrize(("count", "width"), [(24, 6), (14, 40)], ids=["primal", "dual"])
+def test_the_solution_and_every_answer_left_out_are_those_of_fits(count, width):
+    """Shots alone, in groups of a class, a class that is left out whole, and one that has no shot."""
+    x_NE, labels_N = samples(count, width, 3)
+    labels_N[-1] = 4  # alone in its class; nobody is in class 3
+    found = Discriminant.of(x_NE, labels_N, 5)
+    groups_N = torch.tensor([int(labels_N[i]) if i < 6 else 10 + i for i in range(count)])
+    left_LNC = found.left_out(STRENGTHS, groups_N)
+    for scores_NC, strength in zip(left_LNC, STRENGTHS, strict=True):
+        given = 5, strength, found.spread, count - 4
+        for got, want in zip(found.solution(strength), brute_force(x_NE, labels_N, *given), strict=True):
+            torch.testing.assert_close(got, want)
+        for group in groups_N.unique():
+            inside = groups_N == group
+            weight_CE, bias_C = brute_force(x_NE[~inside], labels_N[~inside], *given)
+            torch.testing.assert_close(scores_NC[inside], x_NE[inside].double() @ weight_CE.T + bias_C)
+
+
+def test_a_shift_of_all_images_changes_no_score():
+    """What all images have in common, a camera's look, is not what classes are told apart by."""
+    x_NE, labels_N = samples(24, 6, 3)
+    one, two = (Discriminant.of(x, labels_N, 3).solution(0.5) for x in (x_NE, x_NE + 3))
+    scores = [x.double() @ w.T + b for x, (w, b) in ((x_NE, one), (x_NE + 3, two))]
+    torch.testing.assert_close(*scores, atol=1e-5, rtol=1e-5)
+
+
+def test_directions_in_which_a_class_differs_count_less():
+    x_NE, labels_N = torch.randn(60, 8, generator=torch.Generator().manual_seed(0)) * 0.1, torch.arange(60) % 2
+    x_NE[:, 0] *= 30  # says nothing
+    x_NE[:, 1] += labels_N  # says it all
+    weight_CE, _ = Discriminant.of(x_NE, labels_N, 2).solution(0.05)
+    ratio = (weight_CE[1, 0] / weight_CE[1, 1]).abs()
+    assert ratio < 0.02
+
+
+def test_what_an_adapter_keeps_is_rounded_and_stays_as_it_is():
+    x_NE, labels_N = samples(90, 64, 3)
+    found = Discriminant.of(x_NE, labels_N, 3)
+    kept = found.kept()
+    assert len(found.directions_RE) == 64 and len(kept.directions_RE) == DIRECTIONS
+    assert kept.directions_RE.square().sum() > 0.7 * found.directions_RE.square().sum()
+    for a, b in zip(vars(kept).values(), vars(kept.kept()).values(), strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+def test_one_shot_of_each_class_and_one_class_alone_have_a_solution():
+    x_NE, _ = samples(4, 8, 1)
+    for x, labels_N, classes in ((x_NE, torch.arange(4), 4), (x_NE[:1], torch.zeros(1), 1)):
+        weight_CE, bias_C = Discriminant.of(x, labels_N, classes).solution(0.5)
+        scores = x.double() @ weight_CE.T + bias_C
+        assert scores.isfinite().all() and torch.equal(scores.argmax(-1), labels_N.long())
+
+
+def test_what_cannot_be_fitted_is_refused():
+    x_NE, labels_N = samples(6, 4, 3)
+    with pytest.raises(PerlclipError, match="needs a label for each embedding"):
+        Discriminant.of(x_NE, labels_N[:5], 3)
+    for strength in (0.0, 1.0):
+        with pytest.raises(PerlclipError, match="between 0 and 1"):
+            Discriminant.of(F.normalize(x_NE, dim=-1), labels_N, 3).solution(strength)

@@ -1,0 +1,195 @@
+"""What a head says about classes that it was not trained on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import perlclip
+from perlclip import PerlclipError
+from perlclip.adapters.folder import WEIGHTS, Adapter, read_info
+from perlclip.heads.answering import Answering
+from perlclip.heads.discriminant import Discriminant
+from perlclip.heads.head import make_head
+from perlclip.heads.unseen import NewClasses, means_of
+from perlclip.text.classes import Classes
+from perlclip.training.choose_unseen import choose_unseen
+from tests.common import UNSEEN, gaussian_head, random_pixels
+
+NAMES = ("red", "green grass", "blue", "cat")
+NEW = ("violet", "boat")
+
+
+def world(classes: int, shots: int = 16, width: int = 24, noise: float = 0.5, look: float = 2.0, seed: int = 0):
+    """Texts, and images that have a look in common and point where their text does, and elsewhere."""
+    draw = torch.Generator().manual_seed(seed)
+    t_CE = F.normalize(torch.randn(classes, width, generator=draw), dim=-1)
+    labels_N = torch.arange(classes * shots) % classes
+    common_E = look * t_CE[: classes // 2].sum(0)  # towards the trained classes' texts, as a camera's look may be
+    x_NE = t_CE[labels_N] + common_E + noise * torch.randn(len(labels_N), width, generator=draw) / width**0.5
+    return F.normalize(x_NE, dim=-1), labels_N, t_CE
+
+
+def right(x_NE, labels_N, t_CE, kept, trained: int, rule: NewClasses) -> float:
+    """Accuracy on images of the classes behind the trained ones, among these."""
+    of_them = labels_N >= trained
+    weight, bias = kept.scores_of(means_of(kept, t_CE[:trained], t_CE[trained:], rule), rule.strength)
+    logits = rule.text * 20 * x_NE[of_them].double() @ t_CE[trained:].double().T
+    logits = logits + rule.scale * (x_NE[of_them].double() @ weight.T + bias)
+    return (logits.argmax(-1) == labels_N[of_them] - trained).double().mean().item()
+
+
+def test_a_class_with_a_trained_ones_text_has_its_mean():
+    x_NE, labels_N, t_CE = world(8)
+    found = Discriminant.of(x_NE, labels_N, 8)
+    handed = means_of(found, t_CE, t_CE[[2, 5]], NewClasses(handed=1e9))
+    torch.testing.assert_close(handed, found.means_CE[[2, 5]], atol=1e-4, rtol=1e-4)
+    alone = means_of(found, t_CE, t_CE[[2, 5]], NewClasses(handed=0.0))
+    along = F.cosine_similarity(alone, (t_CE - t_CE.mean(0))[[2, 5]].double())
+    torch.testing.assert_close(along, torch.ones(2).double())
+
+
+def test_what_new_images_share_with_trained_ones_is_not_held_against_them():
+    """Texts alone are led astray by the common look; the guessed means are not."""
+    x_NE, labels_N, t_CE = world(16, noise=0.7)
+    trained = labels_N < 8
+    kept = Discriminant.of(x_NE[trained], labels_N[trained], 8).kept()
+    texts, means = (
+        right(x_NE, labels_N, t_CE, kept, 8, rule) for rule in (NewClasses(), NewClasses(text=0.0, scale=1.0))
+    )
+    assert means > texts + 0.1
+    found = choose_unseen(x_NE[trained], labels_N[trained], t_CE[:8], 20.0)
+    assert found.alone.scale > 0 and right(x_NE, labels_N, t_CE, kept, 8, found.alone) > texts + 0.1
+
+
+def test_the_choice_is_the_seeds_and_leaves_rows_as_they_were():
+    x_NE, labels_N, t_CE = world(8)
+    before = x_NE.clone()
+    assert choose_unseen(x_NE, labels_N, t_CE, 20.0, seed=3) == choose_unseen(x_NE, labels_N, t_CE, 20.0, seed=3)
+    assert torch.equal(x_NE, before)
+
+
+def test_few_classes_or_shots_leave_less_to_choose():
+    x_NE, labels_N, t_CE = world(3)
+    assert choose_unseen(x_NE, labels_N, t_CE, 20.0) is None
+    x_NE, labels_N, t_CE = world(8, shots=1)
+    found = choose_unseen(x_NE, labels_N, t_CE, 20.0)
+    assert found.among == NewClasses() and found.offset == 0, "who is a trained class, only the texts can say"
+    assert found.alone.scale > 0
+
+
+def test_texts_that_say_it_all_are_not_overruled():
+    """Images that are noise but for what their text says, at once: nothing is to be learned of other classes."""
+    x_NE, labels_N, t_CE = world(16, look=0.0, noise=0.3)
+    trained = labels_N < 8
+    kept = Discriminant.of(x_NE[trained], labels_N[trained], 8).kept()
+    found = choose_unseen(x_NE[trained], labels_N[trained], t_CE[:8], 20.0)
+    assert right(x_NE, labels_N, t_CE, kept, 8, found.alone) > 0.99
+
+
+# ---- in an adapter ----
+
+
+def answering(method, names, head):
+    return Answering(method, method.class_state(Classes.spoken(names)), head)
+
+
+@pytest.fixture(scope="module")
+def images(backbone):
+    return random_pixels(backbone, 6)
+
+
+@pytest.mark.parametrize("name", ["perl", "coop", "mma"])
+@torch.no_grad()
+def test_a_list_of_new_classes_is_answered_by_its_rule(backbone, images, name):
+    method = perlclip.create_method(name, backbone, seed=3).eval()
+    head = gaussian_head(backbone, NAMES, share=0.5)
+    asked, rule = answering(method, NEW, head), UNSEEN.alone
+    own = method.class_embeddings if name == "mma" else lambda s: backbone.encode_text(s.classes.prompts())
+    t_CE, t_XE = (own(method.class_state(Classes.spoken(names))) for names in (NAMES, NEW))
+    weight, bias = head.gaussians.scores_of(means_of(head.gaussians, t_CE, t_XE, rule), rule.strength)
+    zero = perlclip.create_method("zero-shot", backbone)
+    zero_BC = zero.logits(images, zero.class_state(asked.state.classes))
+    texts_BC = 0.5 * method.logits(images, asked.state) + 0.5 * zero_BC
+    v_BE = method.encode_image_steps(images)[0].double()
+    expected = rule.text * texts_BC + rule.scale * (v_BE @ weight.T + bias)
+    torch.testing.assert_close(asked.logits(images).double(), expected.double(), atol=1e-3, rtol=1e-3)
+    assert not torch.allclose(asked.logits(images), texts_BC, atol=0.1)
+
+
+@torch.no_grad()
+def test_in_a_list_with_both_the_rule_says_how_probable_either_are_together(backbone, images):
+    method, head = perlclip.create_method("perl", backbone, seed=3).eval(), gaussian_head(backbone, NAMES)
+    names, rule = ("violet", "Red", "boat", "cat"), UNSEEN.among
+    p = answering(method, names, head).logits(images).softmax(-1)
+    t_CE, t_LE = (backbone.encode_text(Classes.spoken(each).prompts()) for each in (NAMES, names))
+    kept = head.gaussians
+    means = torch.stack([kept.means_CE[0], kept.means_CE[3], *means_of(kept, t_CE, t_LE[[0, 2]], rule)])[[2, 0, 3, 1]]
+    weight, bias = kept.scores_of(means, rule.strength)
+    v_BE = backbone.encode_image(images)
+    joint = rule.text * backbone.logit_scale * v_BE @ t_LE.T + rule.scale * (v_BE.double() @ weight.T + bias)
+    odds = joint[:, [1, 3]].logsumexp(-1) - joint[:, [0, 2]].logsumexp(-1) + UNSEEN.offset
+    got = (p[:, [1, 3]].sum(-1) / p[:, [0, 2]].sum(-1)).log()
+    torch.testing.assert_close(got.double(), odds.double(), atol=1e-3, rtol=1e-3)
+    alone = answering(method, ("red", "cat"), head).logits(images).softmax(-1)
+    among = p[:, [1, 3]] / p[:, [1, 3]].sum(-1, keepdim=True)
+    torch.testing.assert_close(among, alone, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_head_that_is_silent_about_its_classes_may_speak_about_new_ones(backbone, images):
+    method, head = perlclip.create_method("perl", backbone, seed=3).eval(), gaussian_head(backbone, NAMES, scale=0.0)
+    assert not head.idle
+    own = answering(method, NAMES, head)
+    assert torch.equal(own.logits(images), method.trajectory(images, own.state)[-1])
+    loud = gaussian_head(backbone, NAMES)
+    assert torch.equal(*(answering(method, NEW, each).logits(images) for each in (head, loud)))
+
+
+def test_saved_and_loaded_it_answers_the_same_and_counts(backbone, tmp_path, images):
+    method, head = perlclip.create_method("perl", backbone, seed=3, steps=2), gaussian_head(backbone, NAMES, text=0.25)
+    adapter = Adapter(method=method.eval(), class_names=NAMES, template="a {}.", head=head)
+    folder = adapter.save(tmp_path / "adapter")
+    loaded, info = perlclip.load_adapter(folder, backbone=backbone), read_info(folder)
+    assert loaded.head.unseen == UNSEEN and loaded.fingerprint == adapter.fingerprint and info["format_version"] == 3
+    rows = len(NAMES) + 1 + len(head.gaussians.directions_RE)
+    assert info["head"]["numbers"] == head.numbers == rows * backbone.embed_dim
+    with torch.no_grad():
+        for names in (NAMES, NEW, NAMES + NEW):
+            one, two = (answering(each.method, names, each.head).logits(images) for each in (adapter, loaded))
+            assert torch.equal(one, two)
+    perlclip.save_adapter(loaded, tmp_path / "again")
+    assert (tmp_path / "again" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    other = replace(adapter, head=replace(head, unseen=replace(UNSEEN, offset=1.0)))
+    assert other.fingerprint != adapter.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("head.means", lambda x: x[:2], "a head for 4 classes has tensors of shape"),
+        ("head.directions", lambda x: x[:, :3], "a head for 4 classes has tensors of shape"),
+        ("head.center", lambda x: x * float("nan"), "not finite"),
+        ("head.spread", lambda x: x[:-1], "a head for 4 classes has tensors of shape"),
+        ("head.spread", lambda x: -x, "not those in its tensor file"),
+    ],
+)
+def test_damaged_tensors_are_refused(backbone, name, change, words):
+    head = gaussian_head(backbone, NAMES)
+    tensors = head.tensors()
+    tensors[name] = change(tensors[name])
+    with pytest.raises(PerlclipError, match=words):
+        type(head).read(NAMES, backbone.embed_dim, head.as_json(), tensors)
+
+
+def test_a_rule_is_checked():
+    for wrong in (dict(text=-1.0), dict(scale=float("nan")), dict(strength=1.0)):
+        with pytest.raises(PerlclipError):
+            NewClasses(**wrong)
+
+
+def test_ridge_regression_makes_no_such_head(backbone):
+    weight = torch.randn(len(NAMES), backbone.embed_dim).double()
+    head = make_head(NAMES, (weight, torch.zeros(len(NAMES)).double()), strength=1.0)
+    assert head.gaussians is None and head.unseen is None and set(head.tensors()) >= {"head.weight", "head.bias"}
