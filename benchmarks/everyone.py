@@ -72,7 +72,9 @@ def collect(stores: Sequence[Path], out: Path, *, few_shot: bool) -> None:
 
 def row_of(run: dict[str, object]) -> str:
     """`mma original`, `perl strong + head`, `ridge`; the authors' recipe for few shots is `original`, too."""
-    recipe = f" {run['recipe']}".removesuffix("-few-shot") if run["method"] not in ("ridge", "zero-shot") else ""
+    recipe = (
+        f" {run['recipe']}".removesuffix("-few-shot") if run["method"] not in ("ridge", "gaussian", "zero-shot") else ""
+    )
     return f"{run['method']}{recipe}" + " + head" * bool(run.get("head"))
 
 

@@ -113,7 +113,9 @@ def test_original_is_the_recipe_that_the_authors_have_for_the_protocol(protocol,
     runs = Benchmark(protocol=protocol, recipe="original").runs()
     used = {one.method: one.recipe for one in runs}
     assert used == {
-        name: {"zero-shot": "none", "ridge": "fast", "perl": "fast"}.get(name, special.get(name, "original"))
+        name: {"zero-shot": "none", "ridge": "fast", "gaussian": "fast", "perl": "fast"}.get(
+            name, special.get(name, "original")
+        )
         for name in perlclip.list_methods()
     }
     for one in runs:

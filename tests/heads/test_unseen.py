@@ -147,8 +147,10 @@ def test_a_head_that_is_silent_about_its_classes_may_speak_about_new_ones(backbo
     assert torch.equal(*(answering(method, NEW, each).logits(images) for each in (head, loud)))
 
 
-def test_saved_and_loaded_it_answers_the_same_and_counts(backbone, tmp_path, images):
-    method, head = perlclip.create_method("perl", backbone, seed=3, steps=2), gaussian_head(backbone, NAMES, text=0.25)
+@pytest.mark.parametrize("shots", [2, 40], ids=["fewer shots than numbers", "more"])
+def test_saved_and_loaded_it_answers_the_same_and_counts(backbone, tmp_path, images, shots):
+    method = perlclip.create_method("perl", backbone, seed=3, steps=2)
+    head = gaussian_head(backbone, NAMES, shots=shots, text=0.25)
     adapter = Adapter(method=method.eval(), class_names=NAMES, template="a {}.", head=head)
     folder = adapter.save(tmp_path / "adapter")
     loaded, info = perlclip.load_adapter(folder, backbone=backbone), read_info(folder)

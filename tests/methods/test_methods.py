@@ -224,6 +224,7 @@ def test_class_texts_are_encoded_once_per_evaluation(every_backbone, pixels, mon
 COUNTS = {
     "zero-shot": 0,
     "ridge": 0,
+    "gaussian": 0,
     "perl": 6_402,
     "coop": 2_048,
     "cocoop": 35_360,

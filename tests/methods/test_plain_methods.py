@@ -68,7 +68,7 @@ def test_the_plain_forms_are_found_without_importing_torch():
 
 
 @pytest.mark.parametrize("classes", CLASS_LISTS.values(), ids=CLASS_LISTS)
-@pytest.mark.parametrize(("name", "settings"), [("zero-shot", {}), ("ridge", {}), *CASES])
+@pytest.mark.parametrize(("name", "settings"), [("zero-shot", {}), ("ridge", {}), ("gaussian", {}), *CASES])
 def test_logits_equal_the_plain_form(make, pixels, name, settings, classes):
     method, plain = make(name, settings)
     with torch.no_grad():

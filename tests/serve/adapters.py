@@ -27,6 +27,7 @@ KINDS = {
     "none": ("perl", {"steps": 0}),
     "zero-shot": ("zero-shot", {}),
     "ridge": ("ridge", {}),
+    "gaussian": ("gaussian", {}),
     "coop": ("coop", {}),
     "cocoop": ("cocoop", {}),
     "mma": ("mma", {}),

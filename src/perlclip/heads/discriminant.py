@@ -51,7 +51,9 @@ class Gaussians:
 
     def kept(self) -> "Gaussians":
         """What an adapter has of it, in numbers that a file holds: so saved and loaded it answers the same."""
-        means_CE, directions_RE = (t.half().double() for t in (self.means_CE, self.directions_RE[:DIRECTIONS]))
+        means_CE, directions_RE = (
+            t.half().double().contiguous() for t in (self.means_CE, self.directions_RE[:DIRECTIONS])
+        )
         return Gaussians(means_CE, self.center_E.float().double(), directions_RE, self.spread)
 
     def divided(self, rows_XE: Tensor, strength: float) -> Tensor:

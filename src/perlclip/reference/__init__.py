@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FORMS = {
     "zero-shot": "base.Plain",
     "ridge": "base.Plain",  # its texts; the head is beside it
+    "gaussian": "base.Plain",
     "perl": "perl.PlainPerl",
     "coop": "prompts.PlainCoOp",
     "cocoop": "prompts.PlainCoCoOp",
