@@ -48,7 +48,9 @@ def test_a_head_is_counted_recorded_and_saved(records, store):
     assert with_head["run"]["head"] is True and with_head["head"]["how"] == "rehearsal"
     classes = len(load(SET).test.base().class_names)
     assert ridge["parameters"] == classes * 129
-    assert with_head["parameters"] - without["parameters"] in (0, classes * 129)
+    home = store.folder / f"base-to-novel/little/{SET}/coop-fast-4shot-seed1-head"
+    numbers = with_head["parameters"] - without["parameters"]
+    assert numbers == read_info(home)["head"]["numbers"] and numbers % 128 == 0 and numbers > classes * 128
     assert (
         with_head["metrics"]["novel"] == without["metrics"]["novel"] or with_head["head"]["answer"] != "adapted + head"
     )

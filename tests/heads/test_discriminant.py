@@ -13,15 +13,22 @@ STRENGTHS = (0.1, 0.5, 0.95)
 
 def brute_force(x_NE, labels_N, classes, strength, spread, free):
     """Weight and bias from the covariance itself; `spread` and degrees of freedom are given."""
-    x_NE = x_NE.double()
-    there = [c for c in range(classes) if (labels_N == c).any()]
-    means = {c: x_NE[labels_N == c].mean(0) for c in there}
-    center = torch.stack(list(means.values())).mean(0)
-    m_CE = torch.stack([means.get(c, center) - center for c in range(classes)])
-    rest = x_NE - center - m_CE[labels_N]
-    cov = (1 - strength) * rest.T @ rest / free + strength * spread * torch.eye(x_NE.shape[1]).double()
-    weight = torch.linalg.solve(cov, m_CE.T).T
+    center, m_CE = middle(x_NE.double(), labels_N, classes)
+    weight = torch.linalg.solve(covariance(x_NE, labels_N, classes, strength, spread, free), m_CE.T).T
     return weight, -weight @ center - (weight * m_CE).sum(-1) / 2
+
+
+def middle(x_NE, labels_N, classes):
+    """The mean of the classes' means, and how far they are from it."""
+    means = {c: x_NE[labels_N == c].mean(0) for c in range(classes) if (labels_N == c).any()}
+    center = torch.stack(list(means.values())).mean(0)
+    return center, torch.stack([means.get(c, center) - center for c in range(classes)])
+
+
+def covariance(x_NE, labels_N, classes, strength, spread, free):
+    center, m_CE = middle(x_NE.double(), labels_N, classes)
+    rest = x_NE.double() - center - m_CE[labels_N]
+    return (1 - strength) * rest.T @ rest / free + strength * spread * torch.eye(x_NE.shape[1]).double()
 
 
 @pytest.mark.parametrize(("count", "width"), [(24, 6), (14, 40)], ids=["primal", "dual"])
@@ -36,10 +43,31 @@ def test_the_solution_and_every_answer_left_out_are_those_of_fits(count, width):
         given = 5, strength, found.spread, count - 4
         for got, want in zip(found.solution(strength), brute_force(x_NE, labels_N, *given), strict=True):
             torch.testing.assert_close(got, want)
+        expected, away, others = torch.zeros_like(scores_NC), torch.zeros(count).double(), torch.zeros(count).double()
         for group in groups_N.unique():
             inside = groups_N == group
-            weight_CE, bias_C = brute_force(x_NE[~inside], labels_N[~inside], *given)
-            torch.testing.assert_close(scores_NC[inside], x_NE[inside].double() @ weight_CE.T + bias_C)
+            x, labels, own = x_NE[~inside], labels_N[~inside], labels_N[inside][0]
+            weight_CE, bias_C = brute_force(x, labels, *given)
+            expected[inside] = x_NE[inside].double() @ weight_CE.T + bias_C
+            others[inside] = (labels == own).sum().double()
+            if (labels == own).any():
+                d = x_NE[inside].double() - x[labels == own].double().mean(0)
+                away[inside] = (d @ covariance(x, labels, *given).inverse() * d).sum(-1)
+        there = others > 0
+        v = (away * others / (others + 1))[there].mean()  # what a shot is off its class's mean
+        lack = 1 / others[there] - 1 / torch.bincount(labels_N)[labels_N[there]]
+        expected[there, labels_N[there]] += v * lack / 2
+        torch.testing.assert_close(scores_NC, expected)
+
+
+def test_a_class_is_not_the_less_likely_for_the_shot_left_out():
+    """Two shots of each of many classes, all noise: a shot's own class is as far as the others, not twice as noisy."""
+    generator = torch.Generator().manual_seed(0)
+    x_NE, labels_N = torch.randn(80, 400, generator=generator), torch.arange(80) % 40
+    scores_NC = Discriminant.of(x_NE, labels_N, 40).left_out([0.9], torch.arange(80))[0]
+    own_N = scores_NC.gather(1, labels_N[:, None])[:, 0]
+    gap = own_N.mean() - scores_NC.mean()
+    assert gap.abs() < 0.3 * scores_NC.std(1).mean()
 
 
 def test_a_shift_of_all_images_changes_no_score():

@@ -13,6 +13,9 @@ and by Woodbury's identity a distance becomes
 
     dᵀ P' d = dᵀ P d + dᵀ P Wᵀ (n / (1 - s) (I - 11ᵀ / c) - W P Wᵀ)⁻¹ W P d
 
+A mean of fewer shots is further off, and only the own class of a shot that is left out has fewer: what that adds to the
+distance on average is taken off again (`_made_up`), or two shots of each class would seem to say nothing at all.
+
 All of it in float64 on the CPU, in one thread, like ridge regression (`regression.py`), whose interface it has.
 
 Shapes: N shots, E embedding width, C classes, R directions, L strengths, G groups of g shots, X anything.
@@ -107,18 +110,35 @@ class Discriminant(Gaussians):
         unit_RE = self.directions_RE / length_R[:, None]
         x_NR, w_NR, m_CR = (rows @ unit_RE.T for rows in (self.x_NE, rest_NE, self.means_CE))
         scores_LNC = torch.empty(len(strengths), len(self.x_NE), len(self.means_CE), dtype=torch.float64)
+        own_LN, others_N = scores_LNC.new_zeros(scores_LNC.shape[:2]), scores_LNC.new_zeros(len(self.x_NE))
         for place_Gg in groups_of(groups_N):
             left = _Left(self.labels_N[place_Gg[:, 0]], place_Gg.shape[1], shots_C)
             rows = [
                 (self.x_NE[place_Gg], x_NR[place_Gg]), (rest_NE[place_Gg], w_NR[place_Gg]), (self.means_CE, m_CR)
             ]  # fmt: skip
             plain = _Products.of(*(in_full for in_full, _ in rows))
-            for scores_NC, strength in zip(scores_LNC, strengths, strict=True):
+            others_N[place_Gg] = left.others_G1.expand(place_Gg.shape).masked_fill(left.gone_G1, 0)
+            for scores_NC, own_N, strength in zip(scores_LNC, own_LN, strengths, strict=True):
                 own, floor = 1 - strength, between(strength) * self.spread
                 shrink_R = length_R * (own / (own * length_R.square() + floor)) ** 0.5
                 along = _Products.of(*(in_directions * shrink_R for _, in_directions in rows))
-                scores_NC[place_Gg] = left.scores(plain.less(along, floor), own)
-        return scores_LNC
+                scores_NC[place_Gg], own_N[place_Gg] = left.scores(plain.less(along, floor), own)
+        return self._made_up(scores_LNC, own_LN, others_N, shots_C[self.labels_N])
+
+    def _made_up(self, scores_LNC: Tensor, own_LN: Tensor, others_N: Tensor, shots_N: Tensor) -> Tensor:
+        """Without the mean's error that is a left out shot's own class's alone, as it has fewer shots than it will.
+
+        A mean of c shots is off by v / c, squared and on average, with v what a shot is off by; distances from it are
+        v (1 + 1 / c), by which v is known.
+        """
+        there_N = others_N > 0
+        if not there_N.any():
+            return scores_LNC
+        v_L = (own_LN * others_N / (others_N + 1))[:, there_N].mean(1)
+        lack_N = torch.where(there_N, 1 / others_N.clamp(min=1) - 1 / shots_N, 0.0)
+        return scores_LNC.scatter_add(
+            -1, self.labels_N.expand(own_LN.shape)[..., None], (v_L[:, None] * lack_N)[..., None] / 2
+        )
 
 
 @dataclass(frozen=True)
@@ -160,8 +180,8 @@ class _Left:
         eye_gg = torch.eye(size, dtype=torch.float64)
         self.inner_Ggg = max(1, int(shots_C.sum()) - classes) * (eye_gg - share_G11)
 
-    def scores(self, dot: _Products, own: float) -> Tensor:
-        """(G, g, C), where scatter is divided by the degrees of freedom and multiplied by `own`."""
+    def scores(self, dot: _Products, own: float) -> tuple[Tensor, Tensor]:
+        """(G, g, C), and distances from the own class's mean; `own` is the share of the scatter in the covariance."""
         inner_Ggg = self.inner_Ggg / own - dot.ww_Ggg
 
         def distance(dd_GgX: Tensor, dw_GgXg: Tensor) -> Tensor:
@@ -187,7 +207,7 @@ class _Left:
         dw_Ggg = dot.xw_Ggg + (b_G1 * ws_Gg + c_G1 * wm_Gg)[:, None]
         base_Gg1 = distance(dd_Gg[..., None], dw_Ggg[:, :, None])
         far_GgC = far_GgC.scatter(-1, self.label_Gg1, torch.where(self.gone_G1[..., None], base_Gg1, own_Gg1))
-        return (base_Gg1 - torch.where(self.nowhere_C, base_Gg1, far_GgC)) / 2
+        return (base_Gg1 - torch.where(self.nowhere_C, base_Gg1, far_GgC)) / 2, own_Gg1[..., 0]
 
 
 def between(strength: float) -> float:
