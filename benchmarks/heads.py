@@ -2,11 +2,12 @@
 
     python -m benchmarks.features F --sets NAME …                   embeddings of drawn sets, once
     python -m benchmarks.features F --real FOLDER                   and of photographs
-    python -m benchmarks.heads F --out FILE [--shots 1 4 16] [--sets NAME …]
+    python -m benchmarks.heads F --out FILE [--shots 1 4 16] [--sets NAME …] [--directions 16]
 
 Shots of the base classes, seeds 1 to 3. Accuracy is measured on images of the training and validation splits that were
 not drawn: base and novel classes among their own, and both among all. No test image is looked at. Rows: zero-shot CLIP;
-`ridge`; `plain`, Gaussians with `choose_unseen.PLAIN` for new classes, texts between old and new; `gaussian`, chosen.
+`ridge`; `plain`, Gaussians with `choose_unseen.PLAIN` for new classes, texts between old and new; `one rule`, what is
+chosen for lists with both kinds of classes for new ones alone, too; `gaussian`, all as chosen.
 
 Shapes: N images, C classes of which the first T are base, E embedding width.
 """
@@ -16,6 +17,7 @@ import csv
 import random
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -24,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.strong import harmonic
+from perlclip.heads import discriminant
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.regression import Ridge
 from perlclip.heads.unseen import NewClasses, Unseen, means_of
@@ -57,7 +60,7 @@ class Case:
     def rows(self, seed: int) -> Iterator[tuple[str, list[float]]]:
         """Each row's four accuracies in percent."""
         yield "zero-shot", self._right(Choice(strength=1, text=1, scale=0, share=1, how=""), None, None)
-        for solver, rows in ((Ridge, ("ridge",)), (Discriminant, ("plain", "gaussian"))):
+        for solver, rows in ((Ridge, ("ridge",)), (Discriminant, ("plain", "one rule", "gaussian"))):
             found = solver.of(self.x_NE, self.y_N, self.base)
             choice = FIXED[solver]
             if len(self.y_N) > self.base:
@@ -71,8 +74,10 @@ class Case:
                 unseen = None
                 if row == "plain":
                     unseen = Unseen(alone=PLAIN, among=NewClasses())
-                elif row == "gaussian":
+                elif row != "ridge":
                     unseen = choose_unseen(self.x_NE, self.y_N, self.t_CE[: self.base], self.scale, seed)
+                if row == "one rule" and unseen is not None:
+                    unseen = replace(unseen, alone=unseen.among)
                 yield row, self._right(choice, found, unseen)
 
     def _right(self, choice: Choice, found: Ridge | Discriminant | None, unseen: Unseen | None) -> list[float]:
@@ -129,7 +134,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--shots", type=int, nargs="*", default=[16])
     parser.add_argument("--sets", nargs="*")
+    parser.add_argument("--directions", type=int, default=discriminant.DIRECTIONS)
     options = parser.parse_args()
+    discriminant.DIRECTIONS = options.directions
     names = options.sets or sorted(
         path.name.removesuffix("-texts.safetensors") for path in options.folder.glob("*-texts.*")
     )

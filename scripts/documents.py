@@ -9,6 +9,7 @@ stays as it is. A test compares the documents with what this makes.
 import csv
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -332,7 +333,29 @@ def short(path: Path) -> list[list[str]]:
     return [row for row in means(path) if row[0] in SHORT]
 
 
+def heads() -> str:
+    """Heads in closed form by shots, from benchmarks/heads.py: means over the sets of both suites."""
+    found: dict[tuple[int, str], dict[str, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
+    for suite in ("toybox", "photographs"):
+        path = ROOT / STRONG / f"heads-{suite}.csv"
+        if not path.exists():
+            raise MissingError(path)
+        for line in csv.DictReader(path.open()):
+            values = [float(line[key]) for key in ("base", "novel", "all base", "all novel")]
+            found[int(line["shots"]), line["row"]][suite].append(values)
+    rows = []
+    for (shots, row), suites in found.items():
+        cells = []
+        for values in suites.values():
+            base, novel, *among = (fmean(column) for column in zip(*values, strict=True))
+            cells += [f"{base:.1f} / {novel:.1f} / {harmonic_mean([base, novel]):.1f}", f"{harmonic_mean(among):.1f}"]
+        if shots == 16 or row in ("ridge", "gaussian"):
+            rows.append([str(shots), row, *cells])
+    return table(["shots", "", "toybox, ten sets", "among all", "photographs, three sets", "among all"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "heads": heads,
     "short": everyone("toybox", short, HEAD),
     "house": lambda: table(["package", "what it is", "imports"], house.rows()),
     "hostile": hostile_table,

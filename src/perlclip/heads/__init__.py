@@ -1,1 +1,1 @@
-"""Classifiers in closed form beside a method's text classifier, for the classes that were trained on."""
+"""Classifiers in closed form beside a method's texts: for classes trained on, and for new ones by their texts."""

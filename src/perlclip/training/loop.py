@@ -110,7 +110,7 @@ def fit(
     Unless `head=False`, the result has a head for the classes trained on, or a mixture with zero-shot's answer, or
     neither, whatever is best for shots held out: see `choose_head`. For that, a method that trains is trained again, on
     three quarters of the shots and for half of the epochs; with `rehearse=False` it is not, and zero-shot is no
-    candidate. Of a method that has nothing to train, `zero-shot` or `ridge`, the head is all that is made. The same
+    candidate. Of a method that has nothing to train, as `ridge`, the head is all that is made. The same
     shots held out say how sure answers may be (`Trust`), where there are any: see docs/trust.md.
 
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not; `gradients` holds such graphs
