@@ -31,7 +31,10 @@ PAIRS = (
     ("perl strong", "zero-shot"),
     ("perl strong + head", "zero-shot"),
     ("perl strong + head", "ridge"),
+    ("perl strong + head", "gaussian"),
+    ("perl strong + head", "perl strong + ridge"),
     ("perl strong + head", "mma original"),
+    ("perl strong + head", "mma original + head"),
 )
 T95 = {2: 4.303, 9: 2.262}  # two-sided, by degrees of freedom
 Key = tuple[str, str]  # set, seed
@@ -45,7 +48,7 @@ def commands(suite: str, more: str) -> Iterator[str]:
             ("perl", "--recipe strong --head --seeds 1,2,3,4,5"),
             ("perl", "--recipe strong --seeds 1,2,3,4,5"),
             ("perl", "--recipe extended --seeds 1,2,3,4,5"),
-            (f"zero-shot,ridge,perl,{','.join(OTHERS)}", "--recipe original"),
+            (f"zero-shot,ridge,gaussian,perl,{','.join(OTHERS)}", "--recipe original"),
             (",".join(BEST_OTHERS), "--recipe original --head"),
         ):
             yield f"perlclip bench {protocol} --suite {suite}{sets} --methods {methods} {options} {more}".strip()

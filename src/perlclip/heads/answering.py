@@ -48,7 +48,8 @@ class Answering:
         columns = [column[keys[i]] for i in known]
         trained_C = torch.zeros(len(keys), dtype=torch.bool)
         trained_C[known] = True
-        self.mixed, unseen = bool(known and new), head.unseen if new else None
+        # Sentences of their own say more than the names of the trained classes would: no difference to go by.
+        self.mixed, unseen = bool(known and new), head.unseen if new and not self.state.classes.sentences else None
         if not (known and head.scale) and unseen is None:
             self.mixed = False
             return

@@ -22,7 +22,7 @@ Shapes: N shots, E embedding width, C classes, R directions, L strengths, G grou
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -31,6 +31,8 @@ from torch import Tensor
 from perlclip.errors import PerlclipError
 from perlclip.heads.regression import groups_of, one_thread
 
+LEAST = 1e-6  # strength
+COPIES = 1e-3  # of the classes' mean squared distance from the centre: shots of one class differ by that, at least
 DIRECTIONS = 32  # that an adapter keeps; in the others images of one class are taken to differ by s v alone
 
 
@@ -42,6 +44,12 @@ class Gaussians:
     center_E: Tensor  # the mean of the classes' means
     directions_RE: Tensor  # orthogonal; their lengths are standard deviations
     spread: float  # v, the mean variance of an embedding's numbers round their class's mean
+    rest: float = 0.0  # the same in directions that are not kept
+
+    @property
+    def variances(self) -> tuple[float, float]:
+        """`spread` and `rest`."""
+        return self.spread, self.rest
 
     def solution(self, strength: float) -> tuple[Tensor, Tensor]:
         """Weight (C, E) and bias (C,): scores of an embedding x are weight x + bias."""
@@ -57,22 +65,26 @@ class Gaussians:
         means_CE, directions_RE = (
             t.half().double().contiguous() for t in (self.means_CE, self.directions_RE[:DIRECTIONS])
         )
-        return Gaussians(means_CE, self.center_E.float().double(), directions_RE, self.spread)
+        directions_RE = directions_RE[directions_RE.any(-1)]  # some are too short for float16
+        others = self.directions_RE.shape[1] - len(directions_RE)
+        dropped = self.directions_RE[DIRECTIONS:].square().sum().item() / max(1, others)
+        rest = self.rest if len(self.directions_RE) <= DIRECTIONS else dropped
+        return Gaussians(means_CE, self.center_E.float().double(), directions_RE, self.spread, rest)
 
     def divided(self, rows_XE: Tensor, strength: float) -> Tensor:
-        """Rows times P = ((1 - strength) DᵀD + strength spread I)⁻¹; the directions D are orthogonal."""
+        """Rows times P = ((1 - strength) (DᵀD + rest beside D) + strength spread I)⁻¹; directions D are orthogonal."""
         own, floor = 1 - strength, between(strength) * self.spread
-        variance_R = self.directions_RE.square().sum(-1)
-        along_XR = rows_XE @ self.directions_RE.T * (own / (own * variance_R + floor))
-        return (rows_XE - along_XR @ self.directions_RE) / floor
+        variance_R, beside = self.directions_RE.square().sum(-1), 1 / (own * self.rest + floor)
+        along_XR = rows_XE @ self.directions_RE.T * ((beside - 1 / (own * variance_R + floor)) / variance_R)
+        return beside * rows_XE - along_XR @ self.directions_RE
 
 
 @dataclass(frozen=True)
 class Discriminant(Gaussians):
     """The fit to shots, with all of its directions, and what leaving some of them out takes."""
 
-    x_NE: Tensor  # from the centre
-    labels_N: Tensor
+    x_NE: Tensor = field(kw_only=True)  # from the centre
+    labels_N: Tensor = field(kw_only=True)
 
     STRENGTHS: ClassVar[tuple[float, ...]] = (0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
     SCALES: ClassVar[tuple[float, ...]] = (0.0, *(2.0**k for k in range(-8, 2)))
@@ -97,9 +109,11 @@ class Discriminant(Gaussians):
         kept = d_R > d_R[-1].clamp(min=1e-12) * 1e-12
         d_R, basis = d_R[kept].flip(0), basis[:, kept].flip(1)
         directions_RE = (basis.T @ rest_NE if wide else basis.T * d_R.sqrt()[:, None]) / free**0.5
-        # One shot of each class says nothing about how images of one class differ; the means' own distances are left.
-        spread = d_R.sum().item() / free or means_CE.square().sum(-1)[there_C].mean().item() or 1.0
-        return cls(means_CE, center_E, directions_RE, spread / x_NE.shape[1], x_NE, labels_N)
+        # One shot of each class, or copies of it, say nothing about how images of one class differ.
+        between_C = means_CE.square().sum(-1)[there_C]
+        spread = max(d_R.sum().item() / free, COPIES * between_C.mean().item()) if len(x_NE) > len(between_C) else 0.0
+        spread = spread or between_C.mean().item() or 1.0
+        return cls(means_CE, center_E, directions_RE, spread / x_NE.shape[1], x_NE=x_NE, labels_N=labels_N)
 
     @one_thread()
     def left_out(self, strengths: Sequence[float], groups_N: Tensor) -> Tensor:
@@ -136,7 +150,7 @@ class Discriminant(Gaussians):
             return scores_LNC
         v_L = (own_LN * others_N / (others_N + 1))[:, there_N].mean(1)
         lack_N = torch.where(there_N, 1 / others_N.clamp(min=1) - 1 / shots_N, 0.0)
-        return scores_LNC.scatter_add(
+        return scores_LNC.scatter_add_(
             -1, self.labels_N.expand(own_LN.shape)[..., None], (v_L[:, None] * lack_N)[..., None] / 2
         )
 
@@ -212,6 +226,6 @@ class _Left:
 
 def between(strength: float) -> float:
     """A strength that has a solution."""
-    if not 0 < strength < 1:
+    if not LEAST <= strength < 1:
         raise PerlclipError(f"the strength of a head must be between 0 and 1, got {strength}")
     return strength

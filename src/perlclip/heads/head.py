@@ -54,6 +54,7 @@ def sees_frozen(method: Method, kind: str) -> bool:
     return kind == "first" and (method.image_steps is not None or type(method).encode_image is Method.encode_image)
 
 
+SMALLEST, LARGEST = 1e-20, 1e6  # variance of an embedding's number that a file may have
 NUMBERS = ("text", "scale", "share", "offset")
 
 
@@ -128,7 +129,7 @@ class Head:
             "head.means": self.gaussians.means_CE.half(),
             "head.center": self.gaussians.center_E.float(),
             "head.directions": self.gaussians.directions_RE.half(),
-            "head.spread": torch.tensor([self.gaussians.spread, self.strength, *unseen], dtype=torch.float64),
+            "head.spread": torch.tensor([*self.gaussians.variances, self.strength, *unseen], dtype=torch.float64),
         }
 
     @classmethod
@@ -139,11 +140,15 @@ class Head:
         mixture = tensors.get("head.mixture", torch.zeros(0)).tolist()
         if mixture != [data[name] for name in NUMBERS]:
             raise PerlclipError("the settings of its head are not those in its tensor file")
-        given = {name: data[name] for name in (*NUMBERS, "strength", "features")}
+        if not isinstance(data["features"], str):
+            raise PerlclipError(f"the features of its head are no word: {data['features']!r}")
         if "head.means" in tensors:
-            return _read_gaussians(class_names, width, given, tensors)
+            return _read_gaussians(class_names, width, data, tensors)
+        given = {name: data[name] for name in (*NUMBERS, "strength", "features")}
         weight_CE = tensors.get("head.weight", torch.zeros(len(class_names), width))
         bias_C = tensors.get("head.bias", torch.zeros(len(class_names)))
+        if weight_CE.ndim != 2 or bias_C.ndim != 1:
+            raise PerlclipError(f"its head has tensors of {weight_CE.ndim} and {bias_C.ndim} dimensions")
         if weight_CE.shape[-1] % width:
             raise PerlclipError(f"its head is for embeddings of width {weight_CE.shape[-1]}, not {width}")
         return cls(class_names=class_names, weight_CE=weight_CE.float(), bias_C=bias_C.float(), **given)
@@ -160,23 +165,26 @@ def make_head(class_names: tuple[str, ...], found: tuple[Tensor, Tensor] | Gauss
 
 
 def _read_gaussians(
-    class_names: tuple[str, ...], width: int, given: dict[str, Any], tensors: Mapping[str, Tensor]
+    class_names: tuple[str, ...], width: int, data: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> Head:
-    parts = [
-        tensors.get(f"head.{name}", torch.zeros(0)).double() for name in ("means", "center", "directions", "spread")
-    ]
+    names = "means", "center", "directions", "spread"
+    parts = [tensors.get(f"head.{name}", torch.zeros(0)).double() for name in names]
     means_CE, center_E, directions_RE, numbers = parts
-    shapes = [tuple(part.shape) for part in parts]
-    rest = len(numbers) - 2
     if (
         means_CE.shape != (len(class_names), width) or center_E.shape != (width,) or numbers.ndim != 1
-        or directions_RE.ndim != 2 or directions_RE.shape[1] != width or rest not in (0, UNSEEN)
+        or directions_RE.ndim != 2 or directions_RE.shape[1] != width or len(directions_RE) > width
+        or len(numbers) - 3 not in (0, UNSEEN)
     ):  # fmt: skip
+        shapes = [tuple(part.shape) for part in parts]
         raise PerlclipError(f"a head for {len(class_names)} classes has tensors of shape {shapes}")
-    if not all(torch.isfinite(part).all() for part in parts):
-        raise PerlclipError("a head holds numbers that are not finite")
-    spread, strength, *unseen = numbers.tolist()
-    if strength != given["strength"] or not spread > 0:
+    if not all(torch.isfinite(part).all() for part in parts) or not directions_RE.any(-1).all():
+        raise PerlclipError("a head holds numbers that are not finite, or directions that lead nowhere")
+    spread, rest, strength, *more = numbers.tolist()
+    unseen = Unseen.read(more) if more else None
+    if strength != data["strength"] or data.get("unseen") != (unseen and asdict(unseen)) or data["features"] == "all":
         raise PerlclipError("the settings of its head are not those in its tensor file")
-    kept = Gaussians(means_CE, center_E, directions_RE, spread)
-    return make_head(class_names, kept, unseen=Unseen.read(unseen) if unseen else None, **given)
+    if not (SMALLEST <= spread <= LARGEST and 0 <= rest <= LARGEST):
+        raise PerlclipError(f"a head has variances between {SMALLEST:g} and {LARGEST:g}, got {spread} and {rest}")
+    kept = Gaussians(means_CE, center_E, directions_RE, spread, rest)
+    given = {name: data[name] for name in (*NUMBERS, "strength", "features")}
+    return make_head(class_names, kept, unseen=unseen, **given)

@@ -15,13 +15,14 @@ Shapes: C trained classes, X new ones, E embedding width.
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
-from math import isfinite
 
 import torch
 from torch import Tensor
 
 from perlclip.errors import PerlclipError
 from perlclip.heads.discriminant import Gaussians, between
+
+MOST = 1e6  # that a number of a rule is; what is chosen is far below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class NewClasses:
 
     def __post_init__(self) -> None:
         numbers = astuple(self)
-        if not all(isfinite(n) and n >= 0 for n in numbers):
-            raise PerlclipError(f"a head's rule for new classes has numbers of at least 0, got {numbers}")
+        if not all(0 <= n <= MOST for n in numbers):
+            raise PerlclipError(f"a head's rule for new classes has numbers from 0 to {MOST:g}, got {numbers}")
         between(self.strength)
 
 
@@ -48,6 +49,10 @@ class Unseen:
     alone: NewClasses
     among: NewClasses
     offset: float = 0.0  # log-odds of the trained classes against the new ones, in a list that has both
+
+    def __post_init__(self) -> None:
+        if not abs(self.offset) <= MOST:
+            raise PerlclipError(f"the offset of a head is a number up to {MOST:g}, got {self.offset}")
 
     def numbers(self) -> list[float]:
         """For a file."""
@@ -67,8 +72,10 @@ UNSEEN = 2 * len(NAMES) + 1
 
 def means_of(gaussians: Gaussians, t_CE: Tensor, t_XE: Tensor, rule: NewClasses) -> Tensor:
     """Where images of classes with texts `t_XE` should be, from the centre, (X, E); `t_CE` are the trained ones'."""
-    m_CE, middle_E = gaussians.means_CE, t_CE.double().mean(0)
-    t_CE, t_XE = t_CE.double() - middle_E, t_XE.double() - middle_E
+    there_C = gaussians.means_CE.any(-1)  # a class without a shot says nothing
+    m_CE, t_CE, t_XE = gaussians.means_CE[there_C], t_CE[there_C].double(), t_XE.double()
+    middle_E = t_CE.mean(0)
+    t_CE, t_XE = t_CE - middle_E, t_XE - middle_E
     length = t_CE.square().sum()
     if not length > 0:  # one trained class has no differences to learn from
         return torch.zeros_like(t_XE)

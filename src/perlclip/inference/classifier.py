@@ -24,6 +24,7 @@ from perlclip.data.loading import Lost, fixed_views
 from perlclip.data.sets import ImageSet, ImageSource
 from perlclip.errors import PerlclipError
 from perlclip.heads.answering import Answering
+from perlclip.heads.head import sees_frozen
 from perlclip.inference.judging import AnswerForm, Judge, Prediction, check_several
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.perl import Perl
@@ -199,7 +200,7 @@ class Classifier:
         both = scores[0].cpu(), scores[1].cpu()
         trust = Trust.of(
             "own images", logits_NC.cpu(), texts_NC.cpu(), labels_N, v_NE, far, means_CE, near_N, both,
-            ruled=head is not None and head.unseen is not None,
+            ruled=head is not None and head.unseen is not None and sees_frozen(self.method, head.features),
         )  # fmt: skip
         self.judge = self._judge_by(trust, own=True, far=far)
         return trust

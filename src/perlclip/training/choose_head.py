@@ -105,6 +105,7 @@ class Choice:
     how: str
     trained: bool = True  # whether there is anything adapted but the head
     unseen: Unseen | None = None
+    ruled: bool = False  # whether that is as sure as it should be: chosen on features that training does not change
     images: int = 0
     zero_shot: float | None = None
     adapted: float | None = None
@@ -189,7 +190,8 @@ def choose_head(
     unseen = None
     if solver is Discriminant:
         unseen = choose_unseen(seen.features_NF, seen.labels_N, seen.texts_CE, method.backbone.logit_scale, seed)
-    choice = replace(choice, trained=method.num_trainable > 0, unseen=unseen)
+    ruled = unseen is not None and unseen.among.scale > 0 and seen.frozen
+    choice = replace(choice, trained=method.num_trainable > 0, unseen=unseen, ruled=ruled)
     head = make_head(
         train_set.class_names, fitted if isinstance(fitted, Discriminant) else fitted.solution(choice.strength),
         strength=choice.strength, text=choice.text, scale=choice.scale,

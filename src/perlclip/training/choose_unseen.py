@@ -5,10 +5,11 @@ is fitted, in closed form, so that all of it takes a fraction of a second. Then 
 for among all classes, and the rule and the offset are those of a grid that make the true classes most likely, known
 ones and left out ones alike.
 
-A list of new classes alone is answered by the same rule, if among themselves it makes the classes left out clearly more
-likely than `PLAIN` does, by a standard error over classes; else by `PLAIN`, which did well on every set of photographs
-and drawings that it was measured on (docs/strong.md). A few classes say little about others, however many shots they
-have: EuroSAT's five base classes prefer a rule that gains nothing on the other five, where `PLAIN` gains five points.
+A list of new classes alone is answered by the same rule, or by the texts, if among themselves these make the classes
+left out clearly more likely than `PLAIN` does, by a standard error over classes; else by `PLAIN`, which did well on
+every set of photographs and drawings that it was measured on (docs/strong.md). A few classes say little about others,
+however many shots they have: EuroSAT's five base classes prefer a rule that gains nothing on the other five, where
+`PLAIN` gains five points.
 
 Shapes: N images, C classes, E embedding width, M models, T mixtures, O offsets.
 """
@@ -29,7 +30,7 @@ from perlclip.heads.unseen import NewClasses, Unseen, means_of
 FEWEST = 4  # classes, so that there are two to tell apart in either half
 TURNS = 4
 HELD = 4  # of the classes that stay, one shot of so many is left out
-IMAGES = 500  # of classes left out, at most, to choose on
+IMAGES = 500  # of classes left out, at most, to choose on, and as many of the others
 MODELS = tuple(
     NewClasses(strength=strength, gain=gain, handed=handed)
     for strength, gain, handed in product((0.4, 0.6, 0.8, 0.95), (0.7, 1.0), (0.0, 1.0, 3.0))
@@ -39,6 +40,7 @@ MIXTURES = tuple(
 )
 OFFSETS = torch.arange(-8, 9) / 2
 PLAIN = NewClasses(text=1.0, scale=1.0, strength=0.95, gain=0.7)
+TEXTS = replace(MODELS[0], text=1.0, scale=0.0)
 WARMTHS = tuple(2.0**k for k in range(-4, 3))  # by which a rule is multiplied
 CLEAR = 1.0  # standard errors
 
@@ -66,13 +68,15 @@ def choose_unseen(x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: flo
     if len(there) < FEWEST:
         return None
     folds = list(_folds(x_NE.double(), labels_N, t_CE.double(), logit_scale, there, seed))
-    if all(fold.new_N.all() for fold in folds):  # one shot of each class: whether it is a trained one, the texts say
-        return Unseen(alone=_warmed(PLAIN, folds)[0], among=NewClasses())
-    among, offset = _among(folds)
-    (plain, plain_C), (same, same_C) = (_warmed(rule, folds) for rule in (PLAIN, among))
-    gain_C = same_C - plain_C
-    clear = gain_C.mean() > CLEAR * gain_C.std() / sqrt(len(gain_C))
-    return Unseen(alone=same if clear else plain, among=among, offset=offset)
+    texts = _warmed(TEXTS, folds)
+    # Fewer than four shots leave none of the known classes' to ask about: whether it is one of them, the texts say.
+    among, offset = (TEXTS, 0.0) if all(fold.new_N.all() for fold in folds) else _among(folds)
+    alone = _warmed(PLAIN, folds)
+    for other in (texts, _warmed(among, folds)):
+        gain_C = other[1] - alone[1]
+        if gain_C.mean() > CLEAR * gain_C.std() / sqrt(len(gain_C)):
+            alone = other
+    return Unseen(alone=alone[0], among=among, offset=offset)
 
 
 def _among(folds: Sequence[Fold]) -> tuple[NewClasses, float]:
@@ -119,21 +123,30 @@ def _folds(
 ) -> Iterator[Fold]:
     rng = random.Random(f"unseen {seed}")
     places = {c: rng.sample(where, len(where)) for c in there if (where := (labels_N == c).nonzero()[:, 0].tolist())}
-    most = max(1, IMAGES // (TURNS * len(there)))  # of a class, each time
     for _ in range(TURNS):
         order = rng.sample(there, len(there))
         for left in (order[::2], order[1::2]):
             stay = sorted(set(there) - set(left))
-            held = {c: places[c][: len(places[c]) // HELD] for c in stay} | {c: places[c] for c in left}
-            fitted = [(i, n) for n, c in enumerate(stay) for i in places[c] if i not in held[c]]
-            asked = [(i, n) for n, c in enumerate([*stay, *left]) for i in held[c][:most]]
+            held = {c: places[c][: len(places[c]) // HELD] for c in stay}
+            fitted = [(i, n) for n, c in enumerate(stay) for i in places[c][len(held[c]) :]]
+            asked = [
+                *_some([(i, n) for n, c in enumerate(stay) for i in held[c]], rng),
+                *_some([(i, n) for n, c in enumerate(left, len(stay)) for i in places[c]], rng),
+            ]
             rows_N, fit_N = torch.tensor(fitted).T
             kept = Discriminant.of(x_NE[rows_N], fit_N, len(stay)).kept()
             rows_N, asked_N = torch.tensor(asked).T
-            scores = []
+            scores, guessed = [], {}
             for rule in MODELS:
-                m_CE = torch.cat([kept.means_CE, means_of(kept, t_CE[stay], t_CE[left], rule)])
-                weight_CE, bias_C = kept.scores_of(m_CE, rule.strength)
+                kind = rule.gain, rule.handed
+                if kind not in guessed:
+                    guessed[kind] = means_of(kept, t_CE[stay], t_CE[left], rule)
+                weight_CE, bias_C = kept.scores_of(torch.cat([kept.means_CE, guessed[kind]]), rule.strength)
                 scores.append((x_NE[rows_N] @ weight_CE.T + bias_C).float())
             texts_NC = logit_scale * x_NE[rows_N] @ t_CE[[*stay, *left]].T
             yield Fold(labels_N[rows_N], asked_N, len(stay), texts_NC.float(), torch.stack(scores))
+
+
+def _some(asked: list[tuple[int, int]], rng: random.Random) -> list[tuple[int, int]]:
+    """At most a fold's part of `IMAGES`."""
+    return rng.sample(asked, min(len(asked), IMAGES // (2 * TURNS)))

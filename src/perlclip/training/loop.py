@@ -214,7 +214,7 @@ def _trust(method: Method, state: ClassState, choice: Choice, held: HeldOut | No
     found, scores = held.answers(choice), held.scores(choice)
     return Trust.of(
         choice.how, *found, held.labels_N, v0_NE, far, held.means_CE, held.near_N, scores,
-        ruled=choice.unseen is not None,
+        ruled=choice.ruled,
     )  # fmt: skip
 
 

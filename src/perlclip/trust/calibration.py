@@ -96,8 +96,8 @@ class Calibration:
         return self.temperature if head else self.texts
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return dict(vars(self))
+        """Plain data; earlier versions know nothing of rules."""
+        return {key: value for key, value in vars(self).items() if key != "ruled" or value}
 
     @classmethod
     def from_json(cls, data: Any) -> "Calibration":
