@@ -169,7 +169,7 @@ def differences(path: Path) -> list[list[str]]:
         base, novel = (table.difference(row, other, test) for test in TESTS[:2])
         one, two = table.by_set(row, TESTS[0]), table.by_set(other, TESTS[0])
         gain, worst = min(((one[name] - two[name], name) for name in one.keys() & two.keys()), default=(0.0, "–"))
-        if worst != "–":
+        if base != "–":  # both rows have all sets
             made.append([f"{row} − {other}", base, novel, f"{gain:+.1f} ({worst})".replace("-", "−")])
     return made
 

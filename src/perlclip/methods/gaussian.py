@@ -5,9 +5,9 @@ head that `fit` makes for any method (`perlclip.heads`) is all that is learned. 
 under this name it is a row of its own in tables, as `ridge` is.
 """
 
+from perlclip.methods.parts import HeadAlone
 from perlclip.methods.recipe import Recipe
 from perlclip.methods.registry import register
-from perlclip.methods.ridge import RidgeCLIP
 
 
 @register(
@@ -17,7 +17,7 @@ from perlclip.methods.ridge import RidgeCLIP
     venue="–",
     recipes={"fast": Recipe()},
 )
-class GaussianCLIP(RidgeCLIP):
+class GaussianCLIP(HeadAlone):
     """The frozen CLIP, to be given a head of Gaussians."""
 
     head_by = "discriminant"

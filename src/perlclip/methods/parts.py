@@ -29,6 +29,21 @@ class FrozenTextState(ClassState):
     t_CE: Tensor
 
 
+class HeadAlone(Method):
+    """The frozen CLIP, to be given a head, which is all that is learned."""
+
+    head_alone = True
+
+    def prepare(self, classes: Classes) -> FrozenTextState:
+        """Encode the prompts, once and for all."""
+        return FrozenTextState(classes=classes, t_CE=self.backbone.encode_text(classes.prompts()))
+
+    def encode_text(self, state: ClassState) -> Tensor:
+        """The embeddings made by `prepare`."""
+        assert isinstance(state, FrozenTextState)
+        return state.t_CE
+
+
 @dataclass(kw_only=True)
 class PromptState(ClassState):
     """The class texts as rows of the text tower."""
