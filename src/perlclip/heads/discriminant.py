@@ -33,7 +33,7 @@ from perlclip.heads.regression import groups_of, one_thread
 
 LEAST = 1e-6  # strength
 COPIES = 1e-3  # of the classes' mean squared distance from the centre: shots of one class differ by that, at least
-DIRECTIONS = 32  # that an adapter keeps; in the others images of one class are taken to differ by s v alone
+DIRECTIONS = 32  # that an adapter keeps; in the others images of one class are taken to differ by `rest`
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,6 @@ class Gaussians:
     directions_RE: Tensor  # orthogonal; their lengths are standard deviations
     spread: float  # v, the mean variance of an embedding's numbers round their class's mean
     rest: float = 0.0  # the same in directions that are not kept
-
-    @property
-    def variances(self) -> tuple[float, float]:
-        """`spread` and `rest`."""
-        return self.spread, self.rest
 
     def solution(self, strength: float) -> tuple[Tensor, Tensor]:
         """Weight (C, E) and bias (C,): scores of an embedding x are weight x + bias."""

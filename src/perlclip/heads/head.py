@@ -129,7 +129,9 @@ class Head:
             "head.means": self.gaussians.means_CE.half(),
             "head.center": self.gaussians.center_E.float(),
             "head.directions": self.gaussians.directions_RE.half(),
-            "head.spread": torch.tensor([*self.gaussians.variances, self.strength, *unseen], dtype=torch.float64),
+            "head.spread": torch.tensor(
+                [self.gaussians.spread, self.gaussians.rest, self.strength, *unseen], dtype=torch.float64
+            ),
         }
 
     @classmethod
