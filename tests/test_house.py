@@ -42,6 +42,8 @@ FOREIGN = {
     "_version",
     "_exit",
     "_int_mm",
+    "_linear_pointwise",
+    "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_mm",
 }  # torch's count of a tensor's in-place changes; leaving a process at once
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import perlclip
 from perlclip import PerlclipError
 from perlclip.backbone.accel.eight import FLOAT8, INT8, LARGEST, Linear8, Rows8, multiply, rounded, rounded_between
+from perlclip.backbone.accel.processor import FrozenLinear
 from perlclip.backbone.base import require_format
 from tests.common import random_pixels
 
@@ -78,8 +79,8 @@ def test_int8_answers_as_float32_does(tiny, eight):
     assert (eight.dtype, eight.dtype_name, tiny.dtype_name) == (torch.int8, "int8", "float32")
     assert eight.fingerprint == tiny.fingerprint
     kinds = [[type(getattr(block, name)) for name in ("qkv", "out", "fc1", "fc2")] for block in eight.vision.blocks]
-    assert kinds[:-1] == [[Linear8] * 3 + [nn.Linear]] * 11
-    assert kinds[-1] == [nn.Linear] * 4, "the last block is read at one row"
+    assert kinds[:-1] == [[Linear8] * 3 + [FrozenLinear]] * 11
+    assert kinds[-1] == [FrozenLinear] * 4, "the last block is read at one row"
     assert not any(isinstance(module, Linear8) for module in eight.text.modules())
     pixels = random_pixels(tiny, 3)
     with torch.no_grad():

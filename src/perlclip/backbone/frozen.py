@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from perlclip.backbone.tower import Tower
 
@@ -24,6 +25,7 @@ class FrozenImages:
     def __init__(self, tower: Tower, pixels: Tensor) -> None:
         self.tower, self.pixels = tower, pixels
         self.known: dict[int, Tensor] = {}  # rows after so many blocks, (B, N, D)
+        self.middles: dict[int, Tensor] = {}  # what is read after so many blocks, (B, F)
         self.pooled_BD: Tensor | None = None
 
     def __len__(self) -> int:
@@ -46,6 +48,22 @@ class FrozenImages:
                 x_BND = self.tower.embed(self.pixels) if before is None else self.known[before]
                 self.known[depth] = self.tower.run(x_BND, before or 0, depth)
         return self.known[depth]
+
+    def middle(self, depth: int, wanted: int | None = None) -> Tensor:
+        """What the sequence says after `depth` blocks, (B, F): CLS, where there is one, and the mean of the patches.
+
+        Both at unit length and side by side, all of it at unit length again, in float32. Ask for it before the pooled
+        state, which then goes on from here; rows from before that will be `wanted`, too, are kept on the way.
+        """
+        if not self._serves(self.middles.get(depth)):
+            if wanted is not None and wanted < depth:
+                self.rows(wanted)
+            x_BND, starts = self.rows(depth), self.tower.starts
+            with self.with_graph():
+                parts = [x_BND[:, i].float() for i in range(starts)] + [x_BND[:, starts:].mean(1, dtype=torch.float32)]
+                units = [F.normalize(part_BD, dim=-1) for part_BD in parts]
+                self.middles[depth] = torch.cat(units, -1) / len(parts) ** 0.5
+        return self.middles[depth]
 
     def pooled(self, pool: Callable[[], Tensor] | None = None) -> Tensor:
         """The residual stream at CLS after the last block, (B, D).

@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8
 from perlclip.backbone.accel.fused import add_norm, attention, enter, linear_silu, read_row, unit
+from perlclip.backbone.accel.processor import FrozenLinear
 
 State = Mapping[str, Tensor]
 Activation = Callable[[Tensor], Tensor]
@@ -286,6 +287,16 @@ class Tower(nn.Module):
         return self.depth - 1
 
     @property
+    def middle(self) -> int:
+        """Blocks before the middle: 7 of 12, where PERL's thoughts enter."""
+        return min(self.full, round(self.depth * 7 / 12))
+
+    @property
+    def middle_width(self) -> int:
+        """Numbers that `FrozenImages.middle` gives."""
+        return self.width * (2 if self.starts else 1)
+
+    @property
     def patches(self) -> int:
         """Rows of an image beside CLS; the text tower has as many positions beside SOS."""
         position = self.embed.position
@@ -487,7 +498,7 @@ def make_linear(state: State, *prefixes: str) -> nn.Linear:
     """One Linear from one or several stacked ones."""
     weight = torch.cat([state[f"{p}weight"] for p in prefixes])
     has_bias = f"{prefixes[0]}bias" in state
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=has_bias, device="meta")
+    linear = FrozenLinear(weight.shape[1], weight.shape[0], bias=has_bias, device="meta")
     linear.weight = nn.Parameter(weight)
     if has_bias:
         linear.bias = nn.Parameter(torch.cat([state[f"{p}bias"] for p in prefixes]))

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from perlclip.backbone.accel.cuda_graphs import recording
 from perlclip.backbone.accel.eight import FLOAT8, Linear8, Rows8
+from perlclip.backbone.accel.processor import attended
 from perlclip.errors import first_line
 
 LARGE = 2**23  # numbers: 10,000 rows of ViT-B/16
@@ -60,6 +61,10 @@ def attention(
 
             short: Tensor = kernels.ShortAttention.apply(qkv_BNE, front_BkE, heads, causal)  # type: ignore[no-untyped-call]
             return short
+    if wants_gradient(qkv_BNE, *([] if front_BkE is None else [front_BkE])):
+        found = attended(qkv_BNE, front_BkE, heads, causal)
+        if found is not None:
+            return found
     if front_BkE is not None:
         qkv_BNE = torch.cat([front_BkE, qkv_BNE], 1)
     # Taken apart before they are turned: on the way back they are put together where they lie.
