@@ -1,14 +1,16 @@
 """Frozen embeddings of every image of the drawn sets, or of photographs, once: for `benchmarks.trust` and `.labels`.
 
-    python -m benchmarks.features OUT [--real FOLDER] [--sets NAME …]      FOLDER as in `benchmarks.photographs`
+    python -m benchmarks.features OUT [--real FOLDER] [--sets NAME …] [--depths 7 …]      FOLDER as for `.photographs`
 
-NAME-PART.safetensors has the embeddings and labels of a part, NAME-texts those of the classes and of the words that the
+NAME-PART.safetensors has the embeddings and labels of a part, and what the image tower says after so many blocks (its
+middle, if not told otherwise); NAME-texts those of the classes and of the words that the
 backbone knows. Drawn sets take some ten seconds of a core each, photographs a tenth of a second per image of a core.
 """
 
 import argparse
 import json
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -30,15 +32,20 @@ PHOTOGRAPHS = ("eurosat", "dtd", "tinyimagenet")
 
 
 @torch.inference_mode()
-def embed(out: Path, name: str, data: DataSet, backbone: perlclip.Backbone) -> None:
+def embed(out: Path, name: str, data: DataSet, backbone: perlclip.Backbone, depths: list[int]) -> None:
     """What is not there yet."""
     for part in ("train", "val", "test"):
         images, path, began = getattr(data, part), out / f"{name}-{part}.safetensors", time.perf_counter()
         if path.exists() or not len(images):
             continue
-        views = fixed_views(images, backbone.preprocess, 64, backbone.device)
-        v_NE = torch.cat([backbone.encode_image(pixels).float().cpu() for pixels, _ in views])
-        save_file({"v_NE": v_NE, "labels_N": torch.tensor([int(label) for label in images.labels])}, path)
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        for pixels, _ in fixed_views(images, backbone.preprocess, 64, backbone.device):
+            frozen = backbone.frozen(pixels)
+            for depth in depths:
+                found[f"m{depth}_NF"].append(frozen.middle(depth).half().cpu())
+            found["v_NE"].append(backbone.encode_image(frozen).float().cpu())
+        labels_N = torch.tensor([int(label) for label in images.labels])
+        save_file({"labels_N": labels_N, **{key: torch.cat(parts) for key, parts in found.items()}}, path)
         print(f"{name} {part}: {len(images)} images, {time.perf_counter() - began:.0f} s", flush=True)
     path = out / f"{name}-texts.safetensors"
     if not path.exists():
@@ -62,9 +69,11 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--real", type=Path)
     parser.add_argument("--sets", nargs="*")
+    parser.add_argument("--depths", type=int, nargs="*", help="in rising order")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     clip = str(options.real / "clip") if options.real else "tiny"
     model = perlclip.load_backbone(clip, dtype="bfloat16" if options.real else "float32")
+    blocks = options.depths or [model.vision.middle]
     for each in options.sets or (PHOTOGRAPHS if options.real else TOYS):
-        embed(options.out, each, photographs(options.real, each) if options.real else load_toybox(each), model)
+        embed(options.out, each, photographs(options.real, each) if options.real else load_toybox(each), model, blocks)

@@ -35,13 +35,13 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def answer(a, logits, v):
+def answer(a, logits, v, middle):
     logits, v = logits[: a["steps"] + 1, : len(a["class_names"])], v[: a["steps"] + 1]
     mean = v.sum(0) / np.linalg.norm(v.sum(0))
     text = np.log(np.maximum(a["readout"] @ softmax(logits), 1e-300))
-    return softmax(
-        (a["text"] * text + a["weight"] @ v.ravel() + a["weight_mean"] @ mean + a["bias"]) / a["temperature"]
-    )
+    head = a["weight"] @ v.ravel() + a["weight_mean"] @ mean + a["bias"]
+    head = head + a["weight_middle"] @ middle[: a["weight_middle"].shape[1]]  # of an adapter that has none, nothing
+    return softmax((a["text"] * text + head) / a["temperature"])
 
 
 def predict(model, adapters, images, which):
@@ -52,8 +52,8 @@ def predict(model, adapters, images, which):
     feed = {name: stacked([a[name] for a in adapters]) for name in (i.name for i in session.get_inputs()[2:])}
     feed["classes"] = stacked([*feed["classes"], np.zeros((about["steps"] + 1, 1, 1), np.float32)])[:-1]
     feed |= {"pixels": np.stack([pixels_of(path, about) for path in images]), "which": np.array(which)}
-    found = zip(which, *session.run(None, feed), strict=True)
-    return [(adapters[w]["class_names"], answer(adapters[w], logits, v)) for w, logits, v in found]
+    found = zip(which, *session.run(["logits", "embeddings", "middle"], feed), strict=True)
+    return [(adapters[w]["class_names"], answer(adapters[w], *outputs)) for w, *outputs in found]
 
 
 if __name__ == "__main__":

@@ -349,7 +349,7 @@ def heads() -> str:
         for values in suites.values():
             base, novel, *among = (fmean(column) for column in zip(*values, strict=True))
             cells += [f"{base:.1f} / {novel:.1f} / {harmonic_mean([base, novel]):.1f}", f"{harmonic_mean(among):.1f}"]
-        if shots == 16 or row in ("ridge", "gaussian"):
+        if shots == 16 or row in ("ridge", "embedding", "gaussian"):
             rows.append([str(shots), row, *cells])
     return table(["shots", "", "toybox, ten sets", "among all", "photographs, three sets", "among all"], rows)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from perlclip.backbone import Backbone
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.head import Head, make_head
+from perlclip.heads.middle import Middle
 from perlclip.heads.unseen import NewClasses, Unseen
 
 CLOSE = dict(atol=1e-5, rtol=1e-5)
@@ -45,6 +46,13 @@ UNSEEN = Unseen(
     among=NewClasses(text=0.25, scale=0.5, strength=0.6, handed=3.0),
     offset=0.75,
 )
+
+
+def random_middle(backbone, names, seed: int = 0, depth: int | None = None, among: float = 0.0) -> Middle:
+    """What a head reads half way up."""
+    draw, tower = torch.Generator().manual_seed(seed), backbone.vision
+    solution = torch.randn(len(names), tower.middle_width, generator=draw), torch.randn(len(names), generator=draw)
+    return Middle.of(tower.middle if depth is None else depth, solution, 2.0, among=among)
 
 
 def gaussian_head(backbone, names, seed: int = 0, shots: int = 5, **numbers) -> Head:

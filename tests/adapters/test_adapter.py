@@ -137,7 +137,7 @@ def test_wrong_tensors_are_refused(folder, backbone, edit, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format_version": 4}, "format version 4; this perlclip reads versions 1, 2, 3"),
+        ({"format_version": 5}, "format version 5; this perlclip reads versions 1, 2, 3, 4"),
         ({"method": "perll"}, "did you mean 'perl'"),
         ({"config": {"stepz": 1}}, "did you mean 'steps'"),
         ({"class_names": []}, "no class names"),

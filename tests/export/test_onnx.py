@@ -19,7 +19,7 @@ from perlclip.text.classes import Classes
 from perlclip.trust.record import Trust
 from tests import families
 from tests.cli.test_cli import fails, run
-from tests.common import gaussian_head, loud, random_pixels
+from tests.common import gaussian_head, loud, random_middle, random_pixels
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -144,7 +144,8 @@ def test_the_example_needs_no_torch_and_says_what_the_classifier_says(file, thre
     perl = adapter_of(tiny, readout="rising")
     adapters = [with_head(perl, **numbers) if numbers else perl for numbers in HEADS.values()]
     adapters += [three[1], adapter_of(tiny, 4, "zero-shot")]
-    ruled = replace(adapters[1], head=gaussian_head(tiny, perl.class_names, text=0.5, share=0.8))
+    middle = random_middle(tiny, perl.class_names)
+    ruled = replace(adapters[1], head=gaussian_head(tiny, perl.class_names, text=0.5, share=0.8, middle=middle))
     adapters.append(ruled)
     asked: list[dict] = [{} for _ in adapters] + [dict(class_names=["lynx", "fox"])] * 2
     adapters += [adapters[3], ruled]

@@ -20,6 +20,7 @@ import perlclip
 from perlclip.export.web_page import RUNTIME, export_page, runtime_files
 from tests.browser import Browser, needs_browser
 from tests.cli.test_cli import fails, run
+from tests.common import random_middle
 from tests.export.test_onnx import adapter_of, with_head
 
 pytest.importorskip("onnx")
@@ -42,7 +43,8 @@ def picture(width: int, height: int, seed: int = 0, **options) -> bytes:
 def page(tiny, tmp_path_factory):
     """Two adapters that differ in all they can, and a browser that has opened their page."""
     folder = tmp_path_factory.mktemp("page")
-    adapters = [with_head(adapter_of(tiny, readout="rising"), features="mean", share=0.7, scale=2.0)]
+    middle = random_middle(tiny, adapter_of(tiny).class_names)
+    adapters = [with_head(adapter_of(tiny, readout="rising"), features="mean", share=0.7, scale=2.0, middle=middle)]
     adapters.append(adapter_of(tiny, 2, rank=3, steps=2, readout="mean"))
     path = export_page(
         adapters, folder / "page.html", runtime=FOUND[0], names=["<b>one</b>", "two"], examples=[picture(40, 30)]

@@ -157,7 +157,7 @@ def test_a_mixture_alone_has_no_weights(backbone, tmp_path):
         (lambda info: info["head"].update(scale=9.0), "not those in its tensor file"),
         (lambda info: info["head"].update(features="sum"), "unknown features of a head 'sum'"),
         (lambda info: info["head"].pop("strength"), "lacks some of its settings"),
-        (lambda info: info.pop("head"), "versions 2 and 3 have a head"),
+        (lambda info: info.pop("head"), "versions 2 to 4 have a head"),
         (lambda info: info.update(format_version=1), "version 1 has none"),
         (lambda info: info.update(class_names=["red", "blue"]), "a head for 2 classes has tensors of shape"),
     ],

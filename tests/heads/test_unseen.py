@@ -59,7 +59,7 @@ def test_what_new_images_share_with_trained_ones_is_not_held_against_them():
         right(x_NE, labels_N, t_CE, kept, 8, rule) for rule in (NewClasses(), NewClasses(text=0.0, scale=1.0))
     )
     assert means > texts + 0.1
-    found = choose_unseen(x_NE[trained], labels_N[trained], t_CE[:8], 20.0)
+    found, _ = choose_unseen(x_NE[trained], labels_N[trained], t_CE[:8], 20.0)
     assert found.alone.scale > 0 and right(x_NE, labels_N, t_CE, kept, 8, found.alone) > texts + 0.1
 
 
@@ -72,9 +72,9 @@ def test_the_choice_is_the_seeds_and_leaves_rows_as_they_were():
 
 def test_few_classes_or_shots_leave_less_to_choose():
     x_NE, labels_N, t_CE = world(3)
-    assert choose_unseen(x_NE, labels_N, t_CE, 20.0) is None
+    assert choose_unseen(x_NE, labels_N, t_CE, 20.0) == (None, 0.0)
     x_NE, labels_N, t_CE = world(8, shots=1)
-    found = choose_unseen(x_NE, labels_N, t_CE, 20.0)
+    found, _ = choose_unseen(x_NE, labels_N, t_CE, 20.0)
     assert (found.among.text, found.among.scale, found.offset) == (1, 0, 0), "who is trained, only the texts can say"
     assert found.alone.scale > 0
 
@@ -85,7 +85,7 @@ def test_means_that_mislead_leave_it_to_the_texts():
     draw = torch.Generator().manual_seed(5)
     astray_CE = F.normalize(torch.randn(12, 24, generator=draw), dim=-1)
     x_NE = F.normalize(x_NE + 3 * astray_CE[labels_N] - 3 * (astray_CE @ t_CE.T @ t_CE)[labels_N] / 12, dim=-1)
-    found = choose_unseen(x_NE, labels_N, t_CE, 20.0)
+    found, _ = choose_unseen(x_NE, labels_N, t_CE, 20.0)
     assert found.alone.scale == 0 or found.alone.text > found.alone.scale
 
 
@@ -96,7 +96,7 @@ def test_copies_of_one_shot_do_not_make_it_sure():
     found = Discriminant.of(x_NE, labels_N, 8)
     weight_CE, _ = found.kept().solution(0.5)
     assert weight_CE.isfinite().all() and weight_CE.abs().max() < 1e6
-    assert choose_unseen(x_NE, labels_N, t_CE, 20.0).alone.text > 0
+    assert choose_unseen(x_NE, labels_N, t_CE, 20.0)[0].alone.text > 0
 
 
 def test_a_trained_class_without_a_shot_says_nothing_about_others():

@@ -1,5 +1,7 @@
 """Adapters of every kind on one small backbone, with random weights: nothing is trained."""
 
+from dataclasses import replace
+
 import torch
 
 import perlclip
@@ -8,7 +10,7 @@ from perlclip.heads.head import Head
 from perlclip.thinking.policy import Policy
 from perlclip.thinking.thresholds import Point, Thresholds
 from perlclip.trust.record import Trust
-from tests.common import gaussian_head
+from tests.common import gaussian_head, random_middle
 
 NAMES = ("red", "green grass", "blue", "cat", "striped horse", "ox", "tree", "old house", "boat")
 KINDS = {
@@ -52,6 +54,8 @@ def random_adapter(backbone, kind: str, seed: int, *, trained: int | None = None
             class_names=names, weight_CE=weight, bias_C=torch.randn(len(names), generator=draw), text=0.7, scale=3.0,
             share=(1.0, 0.4)[seed % 4 // 2], offset=0.3, features=features,
         )  # fmt: skip
+    if made and seed % 3:
+        made = replace(made, middle=random_middle(backbone, names, seed, among=seed % 2))
     count = 60
     logits, labels = torch.randn(count, len(names), generator=draw), torch.arange(count) % len(names)
     v, means = torch.randn(2, count, backbone.embed_dim, generator=draw)

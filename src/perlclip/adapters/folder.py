@@ -37,8 +37,9 @@ from perlclip.text.templates import check_template
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.trust.record import Trust
 
-# 2 has a linear head, 3 one of Gaussians: earlier versions of perlclip would answer without them.
-FORMAT_VERSIONS = (1, 2, 3)
+# 2 has a linear head, 3 one of Gaussians, 4 one that also reads the image tower's middle: earlier versions of perlclip
+# would answer without them.
+FORMAT_VERSIONS = (1, 2, 3, 4)
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
 OWN_HASH = "config_sha256"  # of all other fields; adapters of 0.1.0 have none
 LARGEST = {CONFIG: 64 * MIB, WEIGHTS: 1024 * MIB, CARD: 16 * MIB}
@@ -259,7 +260,7 @@ def load_adapter(
         raise PerlclipError(f"adapter {folder} has settings that cannot be: {first_line(error)}") from error
     method.as_written = not info.get("plain_names")
     class_names = tuple(info["class_names"])
-    head = _read_head(class_names, info, tensors, backbone.embed_dim, folder) if "head" in info else None
+    head = _read_head(class_names, info, tensors, backbone, folder) if "head" in info else None
     own = {name: tensor for name, tensor in tensors.items() if head is None or name not in head.tensors()}
     _put_weights(method, own, folder)
     return Adapter(
@@ -396,7 +397,7 @@ def _check_info(info: Any, path: Path) -> dict[str, Any]:
             f"this perlclip reads versions {', '.join(map(str, FORMAT_VERSIONS))}"
         )
     if ("head" in info) != (info["format_version"] > 1):
-        raise PerlclipError(f"adapter file {path} is damaged: versions 2 and 3 have a head, version 1 has none")
+        raise PerlclipError(f"adapter file {path} is damaged: versions 2 to 4 have a head, version 1 has none")
     for key, kind in _FIELDS.items():
         if not isinstance(info.get(key), kind):
             raise PerlclipError(f"adapter file {path} is damaged: field {key!r} is missing or not a {kind.__name__}")
@@ -460,14 +461,20 @@ def _read_weights(folder: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _format(head: Head | None) -> int:
-    return 1 if head is None else 2 if head.gaussians is None or not head.numbers else 3
+    if head is None or head.middle is not None:
+        return 1 if head is None else 4
+    return 2 if head.gaussians is None or not head.numbers else 3
 
 
 def _read_head(
-    class_names: tuple[str, ...], info: Mapping[str, Any], tensors: Mapping[str, Tensor], width: int, folder: Path
-) -> Head:
+    class_names: tuple[str, ...], info: Mapping[str, Any], tensors: Mapping[str, Tensor], backbone: Backbone,
+    folder: Path,
+) -> Head:  # fmt: skip
     try:
-        return Head.read(class_names, width, info["head"], tensors)
+        head = Head.read(class_names, backbone.embed_dim, info["head"], tensors)
+        if head.middle:
+            head.middle.require(backbone.vision)
+        return head
     except PerlclipError as error:
         raise PerlclipError(f"adapter {folder} is damaged: {error}") from error
 

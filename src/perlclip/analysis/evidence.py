@@ -43,7 +43,9 @@ def gradient_maps(answering: Answering, pixels: Tensor, classes_BM: Tensor) -> E
     method = require_perl(answering.method)
     with torch.enable_grad():
         images = method.frozen(pixels.detach().requires_grad_())
-        s_BND = images.rows(method.config.depths("vision")[0])
+        # Where the head reads rows from before the split, all of the answer goes through these.
+        read = answering.head.middle if answering.head and answering.beyond else None
+        s_BND = images.rows(min(method.image_depth, read.depth if read else method.image_depth))
         logits_KBC = logit_steps(answering, images)
         logits_KBM = _of_classes(logits_KBC, classes_BM)
         rows_KBMN = torch.stack(

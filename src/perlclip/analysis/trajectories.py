@@ -95,9 +95,11 @@ def logit_steps(answering: Answering, images: Images, norms_KB1: Tensor | None =
     image's: nothing would speak for a class of which the method is sure.
     """
     method = require_perl(answering.method)
+    images = method.frozen(images)
+    more_BC = answering.middle(images)
     t_KCE, v_KBE = text_steps(method, answering.state), method.encode_image_steps(images)
     norms_KB1 = log_norms(method, v_KBE, t_KCE) if norms_KB1 is None else norms_KB1
-    return answering.finish(method.read_out(v_KBE, t_KCE, norms_KB1), v_KBE)
+    return answering.finish(method.read_out(v_KBE, t_KCE, norms_KB1), v_KBE, more_BC)
 
 
 @torch.no_grad()

@@ -1,10 +1,11 @@
 """An adapter as the small arrays that the ONNX file of its backbone takes, and what turns its outputs into an answer.
 
 All that an adapter does behind its embeddings, the readout of the steps, its head, the share of zero-shot's answer and
-the temperature, is a mean of probabilities and two linear maps of the embeddings v_0..v_K, so that a few lines of numpy
-are enough (`examples/onnx_predict.py`):
+the temperature, is a mean of probabilities and linear maps of the embeddings v_0..v_K and of what the tower's middle
+says, m, so that a few lines of numpy are enough (`examples/onnx_predict.py`):
 
-    l = text log(Σ_k readout_k softmax(logits_k)) + weight [v_0 … v_K] + weight_mean unit(Σ_k v_k) + bias
+    l = text log(Σ_k readout_k softmax(logits_k)) + weight [v_0 … v_K] + weight_mean unit(Σ_k v_k)
+        + weight_middle m + bias
     p = softmax(l / temperature)
 
 The file is numpy's `.npz`, without pickles. Shapes: K steps, C classes, E shared width, D width of the tower, R rank.
@@ -96,6 +97,7 @@ def _finish(answering: Answering, steps: int, t_KCE: Tensor) -> dict[str, Tensor
     look_back = method.readout.weight if isinstance(method, Perl) else None
     readout_K = torch.tensor([look_back(k) if look_back else float(k == steps) for k in range(K)])
     weight_CKE, mean_CE, bias_C, text = torch.zeros(C, K, E), torch.zeros(C, E), torch.zeros(C), 1.0
+    middle_CF = torch.zeros(C, 0)
     if head is not None:
         if answering.weight_CF is not None and answering.mixed:
             raise PerlclipError(
@@ -108,6 +110,11 @@ def _finish(answering: Answering, steps: int, t_KCE: Tensor) -> dict[str, Tensor
             text *= head.share
         if headed is not None:
             w_CF, bias_C = headed.float().cpu(), answering.bias_C.float().cpu()
+            if answering.beyond is not None and head.middle is not None:
+                if head.middle.depth != method.backbone.vision.middle:
+                    raise PerlclipError(f"the head reads after block {head.middle.depth}, which the ONNX file does not")
+                middle_CF, middle_C = (each.float().cpu() for each in answering.beyond)
+                bias_C = bias_C + middle_C
             if head.features == "mean":
                 mean_CE = w_CF
             elif head.features == "all":
@@ -118,6 +125,7 @@ def _finish(answering: Answering, steps: int, t_KCE: Tensor) -> dict[str, Tensor
         "readout": readout_K / readout_K.sum(),
         "weight": weight_CKE.flatten(1),
         "weight_mean": mean_CE,
+        "weight_middle": middle_CF,
         "bias": bias_C,
         "text": torch.tensor(text),
     }

@@ -7,7 +7,7 @@ queries, keys and values of the frozen rows and of each thought once.
     pixels (B, 3, S, S)  which (B)          images, and by number the adapter of each
     norm_weight norm_bias (A, D)  down_weight (A, R, D)  down_bias (A, R)  up_weight (A, R, D)  up_bias (A, D)
     classes (A, K+1, C, E)                  class embeddings of every step; of a shorter list the rest is zero
-    -> logits (B, K+1, C)  embeddings (B, K+1, E)
+    -> logits (B, K+1, C)  embeddings (B, K+1, E)  middle (B, F), see `FrozenImages.middle`
 
 Shapes: B images, A adapters, R rank, K steps, C classes, N rows, D width of the tower, H heads, E shared width.
 """
@@ -112,7 +112,11 @@ class _Graph:
             helper.make_tensor_value_info(name, kinds.INT64 if name == "which" else kinds.FLOAT, shape)
             for name, shape in inputs.items()
         ]
-        results = {"logits": ("B", steps + 1, "C"), "embeddings": ("B", steps + 1, out)}
+        results = {
+            "logits": ("B", steps + 1, "C"),
+            "embeddings": ("B", steps + 1, out),
+            "middle": ("B", self.tower.middle_width),
+        }
         made = [helper.make_tensor_value_info(name, kinds.FLOAT, shape) for name, shape in results.items()]
         graph = helper.make_graph(self.nodes, "perl", described, made, list(self.weights.values()))
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
@@ -190,6 +194,11 @@ class _Graph:
     def rows(self, x: str, start: int, stop: int, axis: int = 1) -> str:
         """Some rows of each sequence."""
         return self("Slice", x, self.constant([start]), self.constant([stop]), self.constant([axis]))
+
+    def unit(self, x: str, out: str = "") -> str:
+        """Rows at unit length."""
+        length = self("ReduceL2", x, self.constant([-1]), keepdims=1)
+        return self("Div", x, self("Max", length, self.constant(1e-12)), out=out)
 
     def gather(self, name: str) -> str:
         """Of an adapter's tensor what is for each image."""
@@ -275,6 +284,15 @@ class _Graph:
         y = self.linear(self.activate(y, probe.act), probe.fc2.weight, probe.fc2.bias, "probe.fc2")
         return self("Add", x, y)
 
+    def middle(self, x: str) -> None:
+        """What the rows say half way up: CLS, where there is one, and the mean of the patches."""
+        starts = self.tower.starts
+        parts = [self.rows(x, i, i + 1) for i in range(starts)]
+        parts += [self("ReduceMean", self.rows(x, starts, END), self.constant([1]), keepdims=1)]
+        whole = self("Concat", *(self.unit(part) for part in parts), axis=-1)
+        scaled = self("Mul", whole, self.constant(len(parts) ** -0.5))
+        self("Reshape", scaled, self.constant([0, self.tower.middle_width]), out="middle")
+
     # ---- PERL ----
 
     def think(self, h: str) -> str:
@@ -288,15 +306,20 @@ class _Graph:
         return self("Add", self("MatMul", self("Gelu", y), own["up_weight"]), own["up_bias"])
 
     def trajectory(self, steps: int, logit_scale: float) -> None:
-        """All steps, both outputs."""
+        """All steps, all outputs."""
         depth = self.depth
         self.chosen = {name: self.gather(name) for name in ADAPTER if name != "classes"}
         for name in ("norm_weight", "norm_bias", "down_bias", "up_bias"):
             self.chosen[name] = self("Unsqueeze", self.chosen[name], self.constant([1]))
         self.chosen["down_weight"] = self("Transpose", self.chosen["down_weight"], perm=[0, 2, 1])
-        s = self.embed()
-        for i in range(depth):
-            s = self.finish(i, s, self.project(i, s))
+        x = s = self.embed()
+        if not self.tower.middle:
+            self.middle(x)
+        for i in range(max(depth, self.tower.middle)):
+            x = self.finish(i, x, self.project(i, x))
+            s = x if i < depth else s
+            if i + 1 == self.tower.middle:
+                self.middle(x)
         frozen = self.project(depth, s)
         states = [self.pool(depth, s, frozen, 0)]
         thoughts: list[str] = []
@@ -310,8 +333,7 @@ class _Graph:
         features, head = h, self.tower.head
         if isinstance(head, nn.Linear):  # a probe's state is in the shared space already
             features = self.linear(self.norm(h, self.tower.norm, "norm"), head.weight, None, "head")
-        length = self("ReduceL2", features, self.constant([-1]), keepdims=1)
-        v = self("Div", features, self("Max", length, self.constant(1e-12)), out="embeddings")
+        v = self.unit(features, out="embeddings")
         # Every adapter's classes with every image, of which its own are taken: copies of classes would be larger.
         classes = self("Transpose", "classes", perm=[0, 1, 3, 2])
         scores = self("MatMul", self("Transpose", v, perm=[1, 0, 2]), classes)

@@ -117,7 +117,8 @@ def _input(arrays: Sequence[np.ndarray], name: str, steps: int) -> dict[str, Any
 
 def _finishing(name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """What makes an adapter's answer of the model's outputs."""
-    large = {each: _letters(arrays[each]) for each in ("weight", "weight_mean", "bias", "readout")}
+    names = "weight", "weight_mean", "weight_middle", "bias", "readout"
+    large = {each: _letters(arrays[each]) for each in names}
     small = {each: arrays[each].item() for each in ("steps", "text", "temperature")}
     return {"name": name, "class_names": arrays["class_names"].tolist(), **small, **large}
 

@@ -19,7 +19,7 @@ from perlclip.thinking.policy import Answer, Plan, Stages, image_trajectory, req
 
 
 class Answering:
-    """A method with a class list, and what a head adds to each class on it: text l_text + W f + b.
+    """A method with a class list, and what a head adds to each class on it: text l_text + W f + M m + b.
 
     In a list with trained classes and new ones, `mass` (a weight and a bias for features, or else the texts) says how
     probable the classes of either kind are together.
@@ -30,6 +30,7 @@ class Answering:
         self.head = None if head is None or head.idle else head
         self.t0_CE: Tensor | None = None
         self.weight_CF: Tensor | None = None
+        self.beyond: tuple[Tensor, Tensor] | None = None  # the middle's weight and bias
         self.mass: tuple[Tensor, Tensor] | None = None
         if self.head is None:
             return
@@ -41,7 +42,8 @@ class Answering:
     def _take(self, head: Head) -> None:
         """What the head says about each class on the list."""
         keys, column = class_keys(self.state.classes.names), {}
-        if head.scale or head.unseen:
+        spoken = head.scale or head.middle is not None
+        if spoken or head.unseen:
             column = {key: i for i, key in enumerate(class_keys(head.class_names))}
         known = [i for i, key in enumerate(keys) if key in column]
         new = sorted(set(range(len(keys))) - set(known))
@@ -50,14 +52,18 @@ class Answering:
         trained_C[known] = True
         # Sentences of their own say more than the names of the trained classes would: no difference to go by.
         self.mixed, unseen = bool(known and new), head.unseen if new and not self.state.classes.sentences else None
-        if not (known and head.scale) and unseen is None:
+        if not (known and spoken) and unseen is None:
             self.mixed = False
             return
         weight_CF, bias_C = torch.zeros(len(keys), head.weight_CE.shape[1]), torch.zeros(len(keys))
         text_C = torch.ones(len(keys))
-        if head.scale:
+        if spoken:
             weight_CF[known], bias_C[known] = head.scale * head.weight_CE[columns], head.scale * head.bias_C[columns]
             text_C[known] = head.text
+        if known and head.middle:
+            middle_CF, middle_C = torch.zeros(len(keys), head.middle.weight_CF.shape[1]), torch.zeros(len(keys))
+            middle_CF[known], middle_C[known] = head.middle.weight_CF[columns], head.middle.bias_C[columns]
+            self.beyond = self._there(middle_CF), self._there(middle_C)
         if unseen is not None:
             assert head.gaussians is not None
             rule, kept = unseen.among if known else unseen.alone, head.gaussians
@@ -101,13 +107,28 @@ class Answering:
             logits_KBC = self.method.trajectory(images, self.state)
             return logits_KBC, logits_KBC
         images = self.method.frozen(images)
+        more_BC = self.middle(images)
         logits_KBC, v_KBE = self.method.look(images, self.state)
         v0_BE = self.method.backbone.encode_image(images) if self.t0_CE is not None else v_KBE[0]
-        return self._finish(logits_KBC, self._features(v_KBE), v0_BE), logits_KBC
+        return self._finish(logits_KBC, self._features(v_KBE), v0_BE, more_BC), logits_KBC
+
+    def middle(self, images: Images) -> Tensor | None:
+        """What the tower's middle adds to each class, (B, C)."""
+        if self.head is None or self.head.middle is None or self.beyond is None:
+            return None
+        return self.from_middle(self.method.frozen(images).middle(self.head.middle.depth, self.method.image_depth))
+
+    def from_middle(self, m_BF: Tensor) -> Tensor | None:
+        """The same from its features."""
+        if self.beyond is None:
+            return None
+        with full_precision(m_BF.device):
+            return m_BF @ self.beyond[0].T + self.beyond[1]
 
     def scores(self, images: Images) -> tuple[Tensor, Tensor]:
         """Each class's score whatever the others are, with the head's where it has one, and of texts alone: (B, C)."""
         images = self.method.frozen(images)
+        more_BC = self.middle(images)
         logits_KBC, v_KBE = self.method.look(images, self.state)
         texts_BC, head = self.method.scores(logits_KBC, v_KBE, self.state), self.head
         if head is None:
@@ -118,35 +139,37 @@ class Answering:
                 texts_BC = head.share * texts_BC + (1 - head.share) * zero_BC
             if self.weight_CF is None:
                 return texts_BC, texts_BC
-            return torch.where(self.trained_C, self._sum(texts_BC, self._features(v_KBE)[-1]), texts_BC), texts_BC
+            both_BC = self._sum(texts_BC, self._features(v_KBE)[-1], more_BC)
+            return torch.where(self.trained_C, both_BC, texts_BC), texts_BC
 
-    def finish(self, logits_KBC: Tensor, v_KBE: Tensor) -> Tensor:
-        """The same from a trajectory and embeddings of PERL's, whose step 0 is zero-shot CLIP."""
-        return logits_KBC if self.head is None else self._finish(logits_KBC, self._features(v_KBE), v_KBE[0])
+    def finish(self, logits_KBC: Tensor, v_KBE: Tensor, more_BC: Tensor | None = None) -> Tensor:
+        """The same from a trajectory and embeddings of PERL's, whose step 0 is zero-shot CLIP, and the middle."""
+        return logits_KBC if self.head is None else self._finish(logits_KBC, self._features(v_KBE), v_KBE[0], more_BC)
 
     def stages(self, compile: str = "off") -> Stages:
         """What `Plan.answer` goes through with images, each stage as a graph where `compile` is on."""
-        return Stages(require_steps(self.method), self.state, self._stopped if self.head else None, compile)
+        finish = self._stopped if self.head else None
+        return Stages(require_steps(self.method), self.state, finish, compile, None if finish is None else self.middle)
 
     def answer(self, plan: Plan, images: Images) -> Answer:
         """Each image after as many steps as the plan has it take."""
         return plan.answer(images, self.stages())
 
-    def image_trajectory(self, v_KBE: Tensor) -> Tensor:
+    def image_trajectory(self, v_KBE: Tensor, more_BC: Tensor | None = None) -> Tensor:
         """What is answered if images with these embeddings stop after each step, as adaptive thinking has them."""
         method = require_steps(self.method)
-        return image_trajectory(method, v_KBE, self.state, self._stopped if self.head else None)
+        return image_trajectory(method, v_KBE, self.state, self._stopped if self.head else None, more_BC)
 
-    def _stopped(self, logits_BC: Tensor, v: Sequence[Tensor]) -> Tensor:
+    def _stopped(self, logits_BC: Tensor, v: Sequence[Tensor], more_BC: Tensor | None) -> Tensor:
         """The last answer of images that took these steps."""
-        return self._finish(logits_BC, self._features(torch.stack(list(v)))[-1], v[0])
+        return self._finish(logits_BC, self._features(torch.stack(list(v)))[-1], v[0], more_BC)
 
     def _features(self, v_kBE: Tensor) -> Tensor:
         assert self.head is not None
         return features(self.head.features, v_kBE, self.method.image_steps)
 
-    def _finish(self, logits: Tensor, seen: Tensor, v0_BE: Tensor) -> Tensor:
-        """Logits (…, B, C) and features (…, B, F) to the answer."""
+    def _finish(self, logits: Tensor, seen: Tensor, v0_BE: Tensor, more_BC: Tensor | None) -> Tensor:
+        """Logits (…, B, C), features (…, B, F) and what the middle adds to the answer."""
         head = self.head
         assert head is not None
         with full_precision(logits.device):
@@ -154,19 +177,22 @@ class Answering:
                 logits = head.share * logits + (1 - head.share) * self.method.similarity(v0_BE, self.t0_CE)
             if self.weight_CF is None:
                 return logits
-            both = self._sum(logits, seen)
+            both = self._sum(logits, seen, more_BC)
             if not self.mixed:
                 return both
             if self.mass is None:
                 mass = logits + head.offset * self.trained_C
             else:
                 mass = seen @ self.mass[0].T + self.mass[1]
+                if more_BC is not None and head.middle is not None:
+                    mass = mass + head.middle.among * more_BC
             known, other = (_together(mass, kind_C) - _together(both, kind_C) for kind_C in self.kinds)
             return both + torch.where(self.trained_C, known, other).detach()  # which is no class's own
 
-    def _sum(self, logits: Tensor, seen: Tensor) -> Tensor:
+    def _sum(self, logits: Tensor, seen: Tensor, more_BC: Tensor | None) -> Tensor:
         assert self.weight_CF is not None
-        return self.text_C * logits + (seen @ self.weight_CF.T + self.bias_C)
+        both = self.text_C * logits + (seen @ self.weight_CF.T + self.bias_C)
+        return both if more_BC is None else both + more_BC
 
     @property
     def kinds(self) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,8 @@ distance on average is taken off again (`_made_up`), or two shots of each class 
 
 All of it in float64 on the CPU, in one thread, like ridge regression (`regression.py`), whose interface it has.
 
-Shapes: N shots, E embedding width, C classes, R directions, L strengths, G groups of g shots, X anything.
+Shapes: N shots, n of them asked for, E embedding width, C classes, R directions, L strengths, G groups of g shots, X
+anything.
 """
 
 from collections.abc import Sequence
@@ -111,43 +112,45 @@ class Discriminant(Gaussians):
         return cls(means_CE, center_E, directions_RE, spread / x_NE.shape[1], x_NE=x_NE, labels_N=labels_N)
 
     @one_thread()
-    def left_out(self, strengths: Sequence[float], groups_N: Tensor) -> Tensor:
-        """Scores of each shot from a fit without its group, of shots of one class, (L, N, C)."""
+    def left_out(self, strengths: Sequence[float], groups_n: Tensor, asked_n: Tensor | None = None) -> Tensor:
+        """Scores of each shot from a fit without its group, of shots of one class, (L, n, C).
+
+        Of all shots, or of those asked for, whose groups are given then.
+        """
+        asked_n = torch.arange(len(self.x_NE)) if asked_n is None else asked_n
+        x_nE, labels_n = self.x_NE[asked_n], self.labels_N[asked_n]
         shots_C = torch.bincount(self.labels_N, minlength=len(self.means_CE))
-        rest_NE = self.x_NE - self.means_CE[self.labels_N]
+        rest_nE = x_nE - self.means_CE[labels_n]
         length_R = self.directions_RE.norm(dim=-1)
         unit_RE = self.directions_RE / length_R[:, None]
-        x_NR, w_NR, m_CR = (rows @ unit_RE.T for rows in (self.x_NE, rest_NE, self.means_CE))
-        scores_LNC = torch.empty(len(strengths), len(self.x_NE), len(self.means_CE), dtype=torch.float64)
-        own_LN, others_N = scores_LNC.new_zeros(scores_LNC.shape[:2]), scores_LNC.new_zeros(len(self.x_NE))
-        for place_Gg in groups_of(groups_N):
-            left = _Left(self.labels_N[place_Gg[:, 0]], place_Gg.shape[1], shots_C)
-            rows = [
-                (self.x_NE[place_Gg], x_NR[place_Gg]), (rest_NE[place_Gg], w_NR[place_Gg]), (self.means_CE, m_CR)
-            ]  # fmt: skip
+        x_nR, w_nR, m_CR = (rows @ unit_RE.T for rows in (x_nE, rest_nE, self.means_CE))
+        scores_LnC = torch.empty(len(strengths), len(x_nE), len(self.means_CE), dtype=torch.float64)
+        own_Ln, others_n = scores_LnC.new_zeros(scores_LnC.shape[:2]), scores_LnC.new_zeros(len(x_nE))
+        for at_Gg in groups_of(groups_n):
+            left = _Left(labels_n[at_Gg[:, 0]], at_Gg.shape[1], shots_C)
+            rows = [(x_nE[at_Gg], x_nR[at_Gg]), (rest_nE[at_Gg], w_nR[at_Gg]), (self.means_CE, m_CR)]
             plain = _Products.of(*(in_full for in_full, _ in rows))
-            others_N[place_Gg] = left.others_G1.expand(place_Gg.shape).masked_fill(left.gone_G1, 0)
-            for scores_NC, own_N, strength in zip(scores_LNC, own_LN, strengths, strict=True):
+            others_n[at_Gg] = left.others_G1.expand(at_Gg.shape).masked_fill(left.gone_G1, 0)
+            for scores_nC, own_n, strength in zip(scores_LnC, own_Ln, strengths, strict=True):
                 own, floor = 1 - strength, between(strength) * self.spread
                 shrink_R = length_R * (own / (own * length_R.square() + floor)) ** 0.5
                 along = _Products.of(*(in_directions * shrink_R for _, in_directions in rows))
-                scores_NC[place_Gg], own_N[place_Gg] = left.scores(plain.less(along, floor), own)
-        return self._made_up(scores_LNC, own_LN, others_N, shots_C[self.labels_N])
+                scores_nC[at_Gg], own_n[at_Gg] = left.scores(plain.less(along, floor), own)
+        return _made_up(scores_LnC, own_Ln, others_n, labels_n, shots_C)
 
-    def _made_up(self, scores_LNC: Tensor, own_LN: Tensor, others_N: Tensor, shots_N: Tensor) -> Tensor:
-        """Without the mean's error that is a left out shot's own class's alone, as it has fewer shots than it will.
 
-        A mean of c shots is off by v / c, squared and on average, with v what a shot is off by; distances from it are
-        v (1 + 1 / c), by which v is known.
-        """
-        there_N = others_N > 0
-        if not there_N.any():
-            return scores_LNC
-        v_L = (own_LN * others_N / (others_N + 1))[:, there_N].mean(1)
-        lack_N = torch.where(there_N, 1 / others_N.clamp(min=1) - 1 / shots_N, 0.0)
-        return scores_LNC.scatter_add_(
-            -1, self.labels_N.expand(own_LN.shape)[..., None], (v_L[:, None] * lack_N)[..., None] / 2
-        )
+def _made_up(scores_LnC: Tensor, own_Ln: Tensor, others_n: Tensor, labels_n: Tensor, shots_C: Tensor) -> Tensor:
+    """Without the mean's error that is a left out shot's own class's alone, as it has fewer shots than it will.
+
+    A mean of c shots is off by v / c, squared and on average, with v what a shot is off by; distances from it are
+    v (1 + 1 / c), by which v is known.
+    """
+    there_n = others_n > 0
+    if not there_n.any():
+        return scores_LnC
+    v_L = (own_Ln * others_n / (others_n + 1))[:, there_n].mean(1)
+    lack_n = torch.where(there_n, 1 / others_n.clamp(min=1) - 1 / shots_C[labels_n], 0.0)
+    return scores_LnC.scatter_add_(-1, labels_n.expand(own_Ln.shape)[..., None], (v_L[:, None] * lack_n)[..., None] / 2)
 
 
 @dataclass(frozen=True)

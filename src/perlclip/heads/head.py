@@ -1,13 +1,14 @@
 """A head: what an adapter adds to its method's text classifier, for classes that were trained on and for new ones.
 
     l_text = share l_adapted + (1 - share) l_zero-shot               share 0: nothing adapted
-    l      = text l_text + scale (W f + b)                           for a list of classes trained on
+    l      = text l_text + scale (W f + b) + (M m + c)               for a list of classes trained on
 
 W and b come from the classes' Gaussians (`discriminant.py`), or are ridge regression's (`regression.py`); f are the
 features, made of the image's embeddings of the steps that it took (`FEATURES`); for a method that answers at once they
-are its embedding. Of new classes Gaussians say something, too (`unseen.py`), ridge regression does not. In a list that
-has both, the rule for that says how probable the trained classes are together, and the line above only divides that
-among them; without Gaussians, the texts say it.
+are its embedding. M and c are the same of what the image tower's middle says, m, where there is that (`middle.py`). Of
+new classes Gaussians say something, too (`unseen.py`), ridge regression does not. In a list that has both, the rule for
+that says how probable the trained classes are together, and the line above only divides that among them; without
+Gaussians, the texts say it.
 
 Shapes: k stands for the steps 0..k, B images, C classes, E embedding width, F that of the features.
 """
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.heads.discriminant import Gaussians
+from perlclip.heads.middle import Middle
 from perlclip.heads.unseen import UNSEEN, Unseen
 from perlclip.methods.base import Method
 
@@ -76,6 +78,7 @@ class Head:
     features: str = "first"
     gaussians: Gaussians | None = field(default=None, repr=False)  # that weight and bias are of
     unseen: Unseen | None = None
+    middle: Middle | None = None
 
     def __post_init__(self) -> None:
         if self.features not in FEATURES:
@@ -98,29 +101,39 @@ class Head:
     @property
     def idle(self) -> bool:
         """Whether it changes nothing."""
-        return self.scale == 0 and self.share == 1 and self.unseen is None
+        return self.scale == 0 and self.share == 1 and self.unseen is None and self.middle is None
 
     @property
     def numbers(self) -> int:
         """What it adds to a method's parameters."""
-        kept = self.gaussians
+        kept, more = self.gaussians, self.middle.numbers if self.middle else 0
         if kept is not None and (self.scale or self.unseen):
-            return kept.means_CE.numel() + kept.center_E.numel() + kept.directions_RE.numel()
-        return self.weight_CE.numel() + self.bias_C.numel() if self.scale else 0
+            return kept.means_CE.numel() + kept.center_E.numel() + kept.directions_RE.numel() + more
+        return (self.weight_CE.numel() + self.bias_C.numel() if self.scale else 0) + more
 
     def texts_alone(self) -> "Head":
         """The mixture with zero-shot's answer, and nothing else."""
-        return replace(self, scale=0.0, unseen=None)
+        return replace(self, scale=0.0, unseen=None, middle=None)
+
+    def without_middle(self) -> "Head":
+        """What it says to those who have embeddings alone, with the numbers that were chosen for that."""
+        if self.middle is None:
+            return self
+        beside = self.middle.beside
+        return replace(self, text=self.text / beside, scale=self.scale / beside, middle=None)
 
     def as_json(self) -> dict[str, Any]:
         """What is no tensor, for an adapter's config."""
         words = {name: getattr(self, name) for name in (*NUMBERS, "strength", "features")}
-        return {**words, **({"unseen": asdict(self.unseen)} if self.unseen else {}), "numbers": self.numbers}
+        unseen = {"unseen": asdict(self.unseen)} if self.unseen else {}
+        middle = {"middle": self.middle.as_json()} if self.middle else {}
+        return {**words, **unseen, **middle, "numbers": self.numbers}
 
     def tensors(self) -> dict[str, Tensor]:
         """For a file; the numbers are among them, so that a hash of the file covers them."""
         mixture = {"head.mixture": torch.tensor([getattr(self, name) for name in NUMBERS], dtype=torch.float64)}
-        if not self.numbers:
+        mixture |= self.middle.tensors() if self.middle else {}
+        if not (self.scale or self.unseen):
             return mixture
         if self.gaussians is None:
             return mixture | {"head.weight": self.weight_CE.half(), "head.bias": self.bias_C.float()}
@@ -144,11 +157,14 @@ class Head:
             raise PerlclipError("the settings of its head are not those in its tensor file")
         if not isinstance(data["features"], str):
             raise PerlclipError(f"the features of its head are no word: {data['features']!r}")
+        middle = Middle.read(len(class_names), data.get("middle"), tensors)
         if "head.means" in tensors:
-            return _read_gaussians(class_names, width, data, tensors)
-        given = {name: data[name] for name in (*NUMBERS, "strength", "features")}
+            return replace(_read_gaussians(class_names, width, data, tensors), middle=middle)
+        given: dict[str, Any] = {"middle": middle} | {name: data[name] for name in (*NUMBERS, "strength", "features")}
         weight_CE = tensors.get("head.weight", torch.zeros(len(class_names), width))
         bias_C = tensors.get("head.bias", torch.zeros(len(class_names)))
+        if middle and "head.weight" not in tensors and data["features"] != "first":
+            raise PerlclipError("its head reads features that it has no weights for")
         if weight_CE.ndim != 2 or bias_C.ndim != 1:
             raise PerlclipError(f"its head has tensors of {weight_CE.ndim} and {bias_C.ndim} dimensions")
         if weight_CE.shape[-1] % width:

@@ -78,19 +78,21 @@ class Ridge:
         return weight_CE, self.mean_C - weight_CE @ self.center_E
 
     @one_thread()
-    def left_out(self, strengths: Sequence[float], groups_N: Tensor) -> Tensor:
-        """Scores of each sample from a fit without its group, (L, N, C)."""
+    def left_out(self, strengths: Sequence[float], groups_n: Tensor, asked_n: Tensor | None = None) -> Tensor:
+        """Scores of each sample from a fit without its group, (L, n, C); of all samples, or of groups among them."""
+        asked_n = torch.arange(len(self.y_NC)) if asked_n is None else asked_n
         projected_RC = self.u_NR.T @ self.y_NC
-        scores_LNC = torch.empty(len(strengths), *self.y_NC.shape, dtype=torch.float64)
-        for place_Gg in groups_of(groups_N):
+        scores_LnC = torch.empty(len(strengths), len(asked_n), self.y_NC.shape[1], dtype=torch.float64)
+        for at_Gg in groups_of(groups_n):
+            place_Gg = asked_n[at_Gg]
             u_GgR, y_GgC = self.u_NR[place_Gg], self.y_NC[place_Gg]
             eye = torch.eye(place_Gg.shape[1], dtype=torch.float64) - 1 / len(self.u_NR)
-            for scores_NC, strength in zip(scores_LNC, strengths, strict=True):
+            for scores_nC, strength in zip(scores_LnC, strengths, strict=True):
                 shrunk_GgR = u_GgR * (self.s_R.square() / (self.s_R.square() + _positive(strength)))
                 rest_GgC = y_GgC - shrunk_GgR @ projected_RC
                 apart_GgC = torch.linalg.solve(eye - shrunk_GgR @ u_GgR.mT, rest_GgC)
-                scores_NC[place_Gg] = y_GgC - apart_GgC + self.mean_C
-        return scores_LNC
+                scores_nC[at_Gg] = y_GgC - apart_GgC + self.mean_C
+        return scores_LnC
 
 
 def groups_of(groups_N: Tensor) -> Iterator[Tensor]:

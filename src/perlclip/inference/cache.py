@@ -91,7 +91,7 @@ class SetCache:
             kept = known.get(start)
             batch = backbone.frozen(next(loaded)[0] if kept is None else kept.pixels)
             if kept is not None:
-                batch.known, batch.pooled_BD = dict(kept.known), kept.pooled_BD
+                batch.known, batch.pooled_BD, batch.middles = dict(kept.known), kept.pooled_BD, dict(kept.middles)
             yield batch
             with self.cache.lock:
                 self._keep(shared, start, batch)
@@ -106,6 +106,9 @@ class SetCache:
             kept = known[start] = FrozenImages(batch.tower, batch.pixels)
         if kept.pooled_BD is None and batch.pooled_BD is not None and take(batch.pooled_BD):
             kept.pooled_BD = batch.pooled_BD
+        for depth, m_BF in batch.middles.items():
+            if depth not in kept.middles and take(m_BF):
+                kept.middles[depth] = m_BF
         for depth, x_BND in batch.known.items():
             # The embedding, depth 0, costs next to nothing.
             if depth and depth not in kept.known and take(x_BND, FOR_ALL):

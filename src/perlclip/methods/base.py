@@ -107,6 +107,11 @@ class Method(nn.Module):
         """Refinement steps that an image takes unless told otherwise; None for a method that answers at once."""
         return None
 
+    @property
+    def image_depth(self) -> int | None:
+        """After how many frozen blocks it goes on from an image's rows; None if it does not."""
+        return None
+
     def class_state(self, classes: Classes | Sequence[str], *, novel: bool = False) -> ClassState:
         """Everything about these classes that training does not change; `novel`: others were trained on.
 

@@ -422,6 +422,11 @@ class Perl(Method):
         """K, or 0 if only the texts think."""
         return self._steps("vision")
 
+    @property
+    def image_depth(self) -> int:
+        """J of the vision tower, the first if there are several."""
+        return self.config.depths("vision")[0]
+
     def prepare(self, classes: Classes) -> PerlState:
         """S, h0 and the first refinement block's Q, K, V of every prompt, made when first needed."""
         return self.prepare_tokens(classes, self.backbone.tokenize(classes.prompts()))

@@ -92,7 +92,7 @@ class Engine:
     def __init__(self, backbone: Backbone, *, compile: str = "auto") -> None:
         self.backbone, self.compile = backbone, compile
         self.pace = Pace()
-        self._recorded: dict[tuple[Shape, int], Compiled] = {}
+        self._recorded: dict[tuple[Shape, int, bool], Compiled] = {}
 
     def warm_up(self, adapter: Loaded, batch_size: int) -> None:
         """Answer noise: once or, where batches are recorded, in every size that is, so that no user waits for that."""
@@ -130,7 +130,7 @@ class Engine:
         views = {id(row.pixels): row.pixels for row in rows}
         pixels = torch.stack([views[key] for key in images]).to(self.backbone.device, non_blocking=True)
         if (replayed := self._replay(rows, pixels, image_B)) is not None:
-            return _said(rows, replayed, [len(replayed) - 1] * len(rows))
+            return _said(rows, replayed[0], [len(replayed[0]) - 1] * len(rows), replayed[1])
         frozen = self.backbone.frozen(pixels)
         groups: dict[Shape, list[int]] = {}
         plans: list[Plan | None] = []
@@ -139,9 +139,11 @@ class Engine:
             if row.adapter.shape:
                 groups.setdefault(row.adapter.shape, []).append(i)
         stops, found = [0] * len(rows), []
+        m_BF = self._middle(frozen, rows, image_B)
         # From the shallowest, on whose rows the others go on; and before h0 is asked for, which begins as a step does.
         for _, mine in sorted(groups.items(), key=lambda item: item[0].depths[0]):
-            batch = _Batch([rows[i] for i in mine], [plans[i] for i in mine])
+            own_bF = None if m_BF is None else m_BF[torch.tensor(mine, device=pixels.device)]
+            batch = _Batch([rows[i] for i in mine], [plans[i] for i in mine], own_bF)
             v_KbE = self._think(frozen, [image_B[i] for i in mine], batch)
             found.append((mine, v_KbE))
             for i, stop in zip(mine, batch.stops, strict=True):
@@ -154,7 +156,16 @@ class Engine:
             mine_b = torch.tensor(mine, device=pixels.device)
             for k in range(len(v_KBE)):
                 v_KBE[k, mine_b] = v_KbE[min(k, len(v_KbE) - 1)]
-        return _said(rows, v_KBE, stops)
+        return _said(rows, v_KBE, stops, m_BF)
+
+    def _middle(self, frozen: FrozenImages, rows: Sequence[ImageRow], image_B: list[int]) -> Tensor | None:
+        """What the image tower's middle says about each row's image, (B, F), if a head asks for it."""
+        if not _reads_middle(rows):
+            return None
+        for wanted in sorted({row.adapter.shape.depths[0] for row in rows if row.adapter.shape}):
+            if wanted < self.backbone.vision.middle:
+                frozen.rows(wanted)
+        return frozen.middle(self.backbone.vision.middle)[torch.tensor(image_B, device=frozen.device)]
 
     def _think(self, frozen: FrozenImages, image_b: list[int], batch: "_Batch") -> Tensor:
         """The embeddings of every step, (K+1, b, E); a row that has stopped keeps its last one."""
@@ -185,17 +196,18 @@ class Engine:
                 batch.stops[i] = k + 1
         raise AssertionError
 
-    def _replay(self, rows: Sequence[ImageRow], pixels: Tensor, image_B: list[int]) -> Tensor | None:
-        """The embeddings of every step, from a graph that has been recorded for this size; None where there is none."""
+    def _replay(self, rows: Sequence[ImageRow], pixels: Tensor, image_B: list[int]) -> tuple[Tensor, Tensor] | None:
+        """The embeddings of every step, and what the middle says, from a graph that was recorded for this size."""
         shape, steps, images = rows[0].adapter.shape, rows[0].adapter.steps or 0, len(pixels)
         if shape is None or len(rows) > SMALL or images not in (1, len(rows)):
             return None
         if any(row.adapter.shape != shape or row.adapter.steps != steps or not row.plain for row in rows):
             return None
-        if (shape, steps) not in self._recorded and len(self._recorded) < GRAPHS:
-            work = partial(_all_steps, self.backbone, shape, steps)
-            self._recorded[shape, steps] = Compiled(work, self.backbone.device, self.compile)
-        compiled = self._recorded.get((shape, steps))
+        key = shape, steps, _reads_middle(rows)
+        if key not in self._recorded and len(self._recorded) < GRAPHS:
+            work = partial(_all_steps, self.backbone, *key)
+            self._recorded[key] = Compiled(work, self.backbone.device, self.compile)
+        compiled = self._recorded.get(key)
         if compiled is None or not compiled.on:
             return None
         more = graph_size(len(rows)) - len(rows)
@@ -204,8 +216,12 @@ class Engine:
             pixels, image_B = F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, more)), [*image_B, *range(images, images + more)]
         else:
             image_B = [0] * (len(rows) + more)
-        (v_KBE,) = compiled(pixels, w_BnP, on_device(image_B, pixels.device))
-        return v_KBE[:, : len(rows)].clone()  # the next call writes there
+        v_KBE, m_BF = compiled(pixels, w_BnP, on_device(image_B, pixels.device))
+        return v_KBE[:, : len(rows)].clone(), m_BF[: len(rows)].clone()  # the next call writes there
+
+
+def _reads_middle(rows: Sequence[ImageRow]) -> bool:
+    return any(row.adapter.sheet and row.adapter.sheet.middle is not None for row in rows)
 
 
 def _begin(frozen: FrozenImages, shape: Shape, steps: int, w_BnP: Tensor, image_B: Tensor | None) -> Thinking:
@@ -222,18 +238,21 @@ def _no_thought(k: int, h_BD: Tensor) -> list[Tensor]:
 
 
 def _all_steps(
-    backbone: Backbone, shape: Shape, steps: int, pixels: Tensor, w_BnP: Tensor, image_B: Tensor
+    backbone: Backbone, shape: Shape, steps: int, reads: bool, pixels: Tensor, w_BnP: Tensor, image_B: Tensor
 ) -> list[Tensor]:
     """What a graph records."""
-    thinking = _begin(backbone.frozen(pixels), shape, steps, w_BnP, image_B)
-    return [torch.stack([backbone.vision.project(h_BD) for h_BD in thinking.states(steps)])]
+    frozen = backbone.frozen(pixels)
+    depth = backbone.vision.middle
+    m_BF = frozen.middle(depth, shape.depths[0])[image_B] if reads else w_BnP.new_zeros(len(image_B), 0)
+    thinking = _begin(frozen, shape, steps, w_BnP, image_B)
+    return [torch.stack([backbone.vision.project(h_BD) for h_BD in thinking.states(steps)]), m_BF]
 
 
 class _Batch:
     """How far the rows of one shape think."""
 
-    def __init__(self, rows: Sequence[ImageRow], plans: Sequence[Plan | None]) -> None:
-        self.rows = rows
+    def __init__(self, rows: Sequence[ImageRow], plans: Sequence[Plan | None], m_BF: Tensor | None) -> None:
+        self.rows, self.m_BF = rows, m_BF
         self.most = [plan.steps if plan else row.adapter.steps or 0 for row, plan in zip(rows, plans, strict=True)]
         self.policies: list[Policy] = [plan.policy if plan else ALL_STEPS for plan in plans]
         self.stops = [0] * len(rows)
@@ -263,7 +282,8 @@ class _Batch:
         if not judged:
             return rows
         judged_b = torch.tensor(judged, device=v[0].device)
-        sheets = Sheets([sheet for i in judged if (sheet := self.rows[i].adapter.sheet)])
+        m_bF = None if self.m_BF is None else self.m_BF[judged_b]
+        sheets = Sheets([sheet for i in judged if (sheet := self.rows[i].adapter.sheet)], m_bF)
         now_bC = sheets.answer(torch.stack([v_BE[judged_b] for v_BE in v]), [k] * len(judged))
         before_bC = None
         if self._before is not None:
@@ -300,14 +320,16 @@ def _replaced(v_BE: Tensor, rows: Sequence[int], v_bE: Tensor) -> Tensor:
     return v_BE.index_copy(0, torch.tensor(rows, device=v_BE.device), v_bE)
 
 
-def _said(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> list[Prediction | PerlclipError]:
+def _said(
+    rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int], m_BF: Tensor | None
+) -> list[Prediction | PerlclipError]:
     """Embeddings to answers."""
-    logits_BC = Sheets([sheet for row in rows if (sheet := row.adapter.sheet)]).answer(v_KBE, stops)
+    logits_BC = Sheets([sheet for row in rows if (sheet := row.adapter.sheet)], m_BF).answer(v_KBE, stops)
     temperature_B1 = on_device([[float(row.adapter.classifier.temperature)] for row in rows], logits_BC.device)
     p_BC = (logits_BC / temperature_B1).softmax(-1)
     most = max(row.wanted.top_k for row in rows)
     values_BT, indices_BT = (tensor.tolist() for tensor in p_BC.topk(most))
-    scores = _scores(rows, v_KBE, stops)
+    scores = _scores(rows, v_KBE, stops, m_BF)
     answers: list[Prediction | PerlclipError] = []
     for i, row in enumerate(rows):
         classifier, wanted = row.adapter.classifier, row.wanted
@@ -328,13 +350,16 @@ def _said(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> list
     return answers
 
 
-def _scores(rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
+def _scores(
+    rows: Sequence[ImageRow], v_KBE: Tensor, stops: Sequence[int], m_BF: Tensor | None
+) -> dict[int, tuple[Tensor, Tensor]]:
     """Of rows that are asked for several labels, each class's scores, (1, C), with and without the head."""
     asked = [i for i, row in enumerate(rows) if row.wanted.sigmoids]
     if not asked:
         return {}
-    sheets = Sheets([sheet for i in asked if (sheet := rows[i].adapter.sheet)])
-    both_BC, texts_BC = sheets.scores(v_KBE[:, torch.tensor(asked, device=v_KBE.device)], [stops[i] for i in asked])
+    asked_b = torch.tensor(asked, device=v_KBE.device)
+    sheets = Sheets([sheet for i in asked if (sheet := rows[i].adapter.sheet)], None if m_BF is None else m_BF[asked_b])
+    both_BC, texts_BC = sheets.scores(v_KBE[:, asked_b], [stops[i] for i in asked])
     own = [(slice(b, b + 1), slice(len(rows[i].adapter.classifier.class_names))) for b, i in enumerate(asked)]
     return {i: (both_BC[mine], texts_BC[mine]) for i, mine in zip(asked, own, strict=True)}
 

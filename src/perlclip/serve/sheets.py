@@ -44,6 +44,9 @@ class Sheet:
     text_C: Tensor | None = None  # weight of the texts less one
     trained_C: Tensor | None = None  # 1 for a class that the head was trained on, 0 for others
     mixed: bool = False  # whether there are both
+    middle: Tensor | None = None  # (C, F), of what the image tower's middle says
+    middle_C: Tensor | None = None
+    among: float = 0.0  # how much of that is in `mass`
     mass: Tensor | None = None  # (C, E), by which it is said how probable either are together, if not by the texts
     mass_C: Tensor | None = None
 
@@ -55,6 +58,8 @@ class Sheet:
         if not (
             method.sees_as_clip or (isinstance(method, Perl) and (method.image_steps or not method.readout.weight))
         ):
+            return None
+        if head and head.middle and head.middle.depth != method.backbone.vision.middle:
             return None
         t_KCE = method.class_embedding_steps(answering.state)
         weight = method.readout.weight if isinstance(method, Perl) else None
@@ -68,17 +73,19 @@ class Sheet:
             return shared
         pieces = (method.image_steps or 0) + 1 if head.features == "all" else 1
         mass, mass_C = answering.mass or (None, None)
+        middle, middle_C = answering.beyond or (None, None)
         return replace(
-            shared, offset=head.offset if mass is None else 0.0, features=head.features, bias_C=answering.bias_C,
+            shared, offset=head.offset if mass is None else 0.0, features=head.features,
+            bias_C=answering.bias_C,
             learned=tuple(part_CE / sqrt(pieces) for part_CE in answering.weight_CF.chunk(pieces, 1)),
             text_C=answering.text_C - 1, trained_C=answering.trained_C.float(), mixed=answering.mixed,
-            mass=mass, mass_C=mass_C,
+            middle=middle, middle_C=middle_C, among=head.middle.among if head.middle else 0.0, mass=mass, mass_C=mass_C,
         )  # fmt: skip
 
     @property
     def bytes(self) -> int:
         """Memory that it takes."""
-        own = self.bias_C, self.text_C, self.trained_C, self.mass, self.mass_C
+        own = self.bias_C, self.text_C, self.trained_C, self.middle, self.middle_C, self.mass, self.mass_C
         tensors = (*self.texts, *self.learned, self.first, *own)
         return sum(each.nbytes for each in tensors if each is not None)
 
@@ -93,10 +100,10 @@ def on_device(values: Sequence[Any], device: torch.device) -> Tensor:
 
 
 class Sheets:
-    """Rows, each with its sheet."""
+    """Rows, each with its sheet, and what the image tower's middle says about them, (B, F), if any asks for it."""
 
-    def __init__(self, sheets: Sequence[Sheet]) -> None:
-        self.sheets = sheets
+    def __init__(self, sheets: Sequence[Sheet], m_BF: Tensor | None = None) -> None:
+        self.sheets, self.m_BF = sheets, m_BF
         self.width = max(sheet.classes for sheet in sheets)
         first: dict[int, int] = {}
         for i, sheet in enumerate(sheets):
@@ -168,7 +175,8 @@ class Sheets:
             self._spread([getattr(sheet, name) for sheet in self.sheets], logits_BC)
             for name in ("text_C", "bias_C", "trained_C")
         )
-        both_BC = (1 + text_BC) * logits_BC + self._scores(v_KBE, stops, headed) + bias_BC
+        more_BC = self._middles(logits_BC, headed)
+        both_BC = (1 + text_BC) * logits_BC + self._scores(v_KBE, stops, headed) + bias_BC + more_BC
         known_BC = trained_BC > 0
         if not shared:
             return torch.where(known_BC, both_BC, logits_BC)
@@ -176,7 +184,7 @@ class Sheets:
         if not mixed_B1.any():
             return both_BC
         valid_BC = torch.arange(self.width, device=logits_BC.device) < self._column("classes", logits_BC.device)
-        mass_BC = self._masses(logits_BC + self._column("offset", logits_BC.device) * trained_BC, v_KBE, stops)
+        mass_BC = self._masses(logits_BC + self._column("offset", logits_BC.device) * trained_BC, v_KBE, stops, more_BC)
         hidden = float("-inf")
         shift_BC = torch.zeros_like(both_BC)
         for kind_BC in (known_BC, ~known_BC & valid_BC):
@@ -186,7 +194,17 @@ class Sheets:
             shift_BC = torch.where(kind_BC, of_B1 - is_B1, shift_BC)
         return torch.where(mixed_B1, both_BC + shift_BC, both_BC)
 
-    def _masses(self, texts_BC: Tensor, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:
+    def _middles(self, like_BC: Tensor, headed: Sequence[int]) -> Tensor:
+        """What the image tower's middle adds, (B, C); zero where no head reads it."""
+        reading = [i for i in headed if self.sheets[i].middle is not None]
+        if not reading:
+            return torch.zeros_like(like_BC)
+        assert self.m_BF is not None
+        found_bC = self._dot(self.m_BF, reading, [self.sheets[i].middle for i in reading], scaled=False)
+        bias_BC = self._spread([sheet.middle_C for sheet in self.sheets], like_BC)
+        return _put(torch.zeros_like(like_BC), reading, found_bC) + bias_BC
+
+    def _masses(self, texts_BC: Tensor, v_KBE: Tensor, stops: Sequence[int], more_BC: Tensor) -> Tensor:
         """Logits whose sums over trained and new classes say how probable they are together."""
         having = [i for i, sheet in enumerate(self.sheets) if sheet.mass is not None]
         for kind in {self.sheets[i].features for i in having}:
@@ -194,6 +212,7 @@ class Sheets:
             seen_BE = self._seen(kind, v_KBE, stops, 0)
             found_bC = self._dot(seen_BE, mine, [self.sheets[i].mass for i in mine], scaled=False)
             bias_BC = self._spread([sheet.mass_C for sheet in self.sheets], v_KBE)
+            bias_BC = bias_BC + self._column("among", v_KBE.device) * more_BC
             texts_BC = _put(texts_BC, mine, found_bC + bias_BC[_places(mine, v_KBE)])
         return texts_BC
 

@@ -88,7 +88,8 @@ class Worker:
         self.perl: Adapter | None = start if start and start.method.name == "perl" else None
         self._apart: Adapter | None = None  # the last PERL that has not seen what is held out
         self.exported: dict[str, Any] = {}
-        self._first_head = start.head if start and start.head and start.head.features == "first" else None
+        head = start.head.without_middle() if start and start.head else None  # guesses have embeddings alone
+        self._first_head = head if head and head.features == "first" and not head.idle else None
         self._state: tuple[Classes, ClassState] | None = None
         self._gradients: Gradients | None = None  # recorded, of the classes trained on last
         self._read: dict[str, ImageSource] = {}  # images of the last training as they were decoded, by their identity

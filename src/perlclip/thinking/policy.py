@@ -31,8 +31,9 @@ from perlclip.methods.perl import Perl, Thinking
 from perlclip.thinking.limits import Limit
 
 Steps = int | Literal["adaptive"] | None
-# What an adapter makes of a method's logits (B, C), knowing the images' embeddings of the steps 0..k that they took.
-Finish = Callable[[Tensor, Sequence[Tensor]], Tensor]
+# What an adapter makes of a method's logits (B, C), knowing the images' embeddings of the steps 0..k that they took and
+# what it adds to each class from their look at the start, (B, C), if anything.
+Finish = Callable[[Tensor, Sequence[Tensor], Tensor | None], Tensor]
 NEVER = 1e6  # a lead that no image has: logits are cosines times 100 or so
 AHEAD = 2.0  # steps looked ahead
 NO_THRESHOLDS = (
@@ -82,16 +83,20 @@ def simulate(policy: Policy, logits_KBC: Tensor) -> Tensor:
     return policy.stops(settled_steps(logits_KBC))
 
 
-def image_trajectory(method: Perl, v_KBE: Tensor, state: ClassState, finish: Finish | None = None) -> Tensor:
+def image_trajectory(
+    method: Perl, v_KBE: Tensor, state: ClassState, finish: Finish | None = None, more_BC: Tensor | None = None
+) -> Tensor:
     """What is answered if images with these embeddings stop after each step: (K+1, B, C)."""
     t_KCE, v = method.class_embedding_steps(state), list(v_KBE)
-    return torch.stack([answered(method, v[: k + 1], t_KCE, finish) for k in range(len(v))])
+    return torch.stack([answered(method, v[: k + 1], t_KCE, finish, more_BC) for k in range(len(v))])
 
 
-def answered(method: Perl, v: Sequence[Tensor], t_KCE: Tensor, finish: Finish | None = None) -> Tensor:
+def answered(
+    method: Perl, v: Sequence[Tensor], t_KCE: Tensor, finish: Finish | None = None, more_BC: Tensor | None = None
+) -> Tensor:
     """The logits of images with these embeddings of the steps 0..k that they took: (B, C)."""
     logits_BC = _read_out(method, v, t_KCE)
-    return logits_BC if finish is None else finish(logits_BC, v)
+    return logits_BC if finish is None else finish(logits_BC, v, more_BC)
 
 
 def _read_out(method: Perl, v: Sequence[Tensor], t_KCE: Tensor) -> Tensor:
@@ -114,11 +119,14 @@ class Stages:
     """PERL's way through a batch cut between its steps, where images may leave; each stage a function of tensors alone.
 
     So that on CUDA the stages are recorded as graphs and replayed (`compile`), each for a few sizes. `finish` makes an
-    adapter's answer of the method's. One batch at a time.
+    adapter's answer of the method's, with what `more` makes of the images at the start. One batch at a time.
     """
 
-    def __init__(self, method: Perl, state: ClassState, finish: Finish | None = None, compile: str = "off") -> None:
-        self.method, self.state, self.finish = method, state, finish
+    def __init__(
+        self, method: Perl, state: ClassState, finish: Finish | None = None, compile: str = "off",
+        more: Callable[[Images], Tensor | None] | None = None,
+    ) -> None:  # fmt: skip
+        self.method, self.state, self.finish, self.more = method, state, finish, more
         self._first = Compiled(self._begin, method.backbone.device, compile)
         self._next = Compiled(self._step, method.backbone.device, compile)
         self._like: Thinking | None = None  # of which those of other tensors are copies
@@ -149,28 +157,33 @@ class Stages:
         return self._next if self._next.on and count <= SMALL else self._step
 
     def _begin(self, images: Images) -> list[Tensor]:
+        images = self.method.frozen(images)
+        more_BC = self.more(images) if self.more else None
         thinking, depths = self.method.begin(images), self.method.config.depths("vision")
         refined = thinking.refinement.tensors()
         none = [each[:0].clone() for each in refined]  # the batch itself is not kept
         self._like = replace(thinking, refinement=thinking.refinement.over(none), h_BD=thinking.h_BD[:0].clone())
         v_1BE = self.method.backbone.vision.project(thinking.h_BD)[None]
         z_0jBD = thinking.h_BD.new_empty(0, len(depths), *thinking.h_BD.shape, dtype=torch.float32)
-        now_BC, settled_B = self._judge(v_1BE, None)
-        return [now_BC, settled_B, v_1BE, z_0jBD, thinking.h_BD, *refined]
+        more_BC = v_1BE.new_empty(v_1BE.shape[1], 0) if more_BC is None else more_BC
+        now_BC, settled_B = self._judge(v_1BE, None, more_BC)
+        return [now_BC, settled_B, v_1BE, z_0jBD, thinking.h_BD, more_BC, *refined]
 
-    def _step(self, before_BC: Tensor, v_kBE: Tensor, z_kjBD: Tensor, h_BD: Tensor, *refined: Tensor) -> list[Tensor]:
+    def _step(
+        self, before_BC: Tensor, v_kBE: Tensor, z_kjBD: Tensor, h_BD: Tensor, more_BC: Tensor, *refined: Tensor
+    ) -> list[Tensor]:
         assert self._like is not None
         thoughts = tuple(tuple(z_jBD) for z_jBD in z_kjBD)
         refinement = self._like.refinement.over(refined)
         thinking = replace(self._like, refinement=refinement, h_BD=h_BD, thoughts=thoughts).step()
         v_kBE = torch.cat([v_kBE, self.method.backbone.vision.project(thinking.h_BD)[None]])
-        now_BC, settled_B = self._judge(v_kBE, before_BC)
+        now_BC, settled_B = self._judge(v_kBE, before_BC, more_BC)
         z_kjBD = torch.stack([torch.stack(step) for step in thinking.thoughts])
         return [now_BC, settled_B, v_kBE, z_kjBD, thinking.h_BD]
 
-    def _judge(self, v_kBE: Tensor, before_BC: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _judge(self, v_kBE: Tensor, before_BC: Tensor | None, more_BC: Tensor) -> tuple[Tensor, Tensor]:
         t_KCE = self.method.class_embedding_steps(self.state)
-        now_BC = answered(self.method, list(v_kBE), t_KCE, self.finish)
+        now_BC = answered(self.method, list(v_kBE), t_KCE, self.finish, more_BC if more_BC.shape[1] else None)
         return now_BC, settled(now_BC, before_BC)
 
 

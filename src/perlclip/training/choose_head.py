@@ -5,7 +5,8 @@ head in the sum, and the share of the adapted answer against zero-shot's. Where 
 shot in turn is left out, which is exact and costs one decomposition. A trained method has seen its shots, and its
 answers to them are too good; so training is *rehearsed* on three quarters of them, and the rest is looked at; with
 fewer shots several times, each time without others. One shot of each class leaves nothing to look at: fixed numbers.
-What is said about classes that were not trained on is chosen after that, with classes left out (`choose_unseen`).
+What the image tower's middle adds (`heads.middle`) is chosen on top of that, on the same shots; what is said about
+classes that were not trained on, with classes left out (`choose_unseen`).
 
 The measure is the mean log-probability of the true class. The share is chosen first, by the texts alone: it is also
 what new classes are answered with, and the head must not hide there that adapting has hurt. Where the texts alone are
@@ -19,6 +20,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import sqrt
 from typing import Any, Self
 
@@ -28,6 +30,7 @@ from torch import Tensor
 from perlclip.data.sets import ImageSet
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.head import Head, make_head
+from perlclip.heads.middle import Middle
 from perlclip.heads.regression import Ridge
 from perlclip.heads.unseen import Unseen
 from perlclip.methods.base import ClassState, Method
@@ -39,6 +42,9 @@ from perlclip.trust.rejection import class_means
 HEADS: dict[str, type[Ridge] | type[Discriminant]] = {"ridge": Ridge, "discriminant": Discriminant}
 TEXTS = tuple(2.0**k for k in range(-6, 1))
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)
+STRENGTH = 0.5  # of a middle that says nothing
+MIDDLES = (0.0, *(2.0**k for k in range(-13, 0)))  # weights of its scores: shots differ less there
+BESIDE = (1.0, 0.7, 0.5, 0.35)  # how much of the rest is left beside what the middle adds
 CLEAR = 1.0  # standard errors of a difference by which accuracy overrules
 PART, REHEARSED = 4, 16  # a rehearsal holds out one shot of so many; up to so many shots are trained on in rehearsals
 IMAGES = 500  # at most, to choose on
@@ -54,17 +60,18 @@ class Said:
     zero_NC: Tensor
     adapted_NC: Tensor
     scores_LNC: Tensor
+    middle_LNC: Tensor | None = None  # the same of the tower's middle
     solver: type[Ridge] | type[Discriminant] = Ridge
 
     def some(self, most: int) -> Self:
         """So many of the images, spread over all."""
-        place = torch.arange(most) * len(self.labels_N) // most if len(self.labels_N) > most else slice(None)
-        return replace(self, **self._of(place))
+        return replace(self, **self.of(torch.tensor(_spread(len(self.labels_N), most))))
 
-    def _of(self, place: Tensor | slice) -> dict[str, Any]:
+    def of(self, place: Tensor | slice) -> dict[str, Any]:
         """The fields that have something for each image, for some of them."""
         one = {key: getattr(self, key)[place] for key in ("labels_N", "zero_NC", "adapted_NC")}
-        return {**one, "scores_LNC": self.scores_LNC[:, place]}
+        middle_LNC = None if self.middle_LNC is None else self.middle_LNC[:, place]
+        return {**one, "scores_LNC": self.scores_LNC[:, place], "middle_LNC": middle_LNC}
 
     def answers(self, choice: "Choice") -> tuple[Tensor, Tensor]:
         """The logits of what was chosen, and those of its texts alone, (N, C) both."""
@@ -73,7 +80,10 @@ class Said:
     def _mixed(self, adapted_NC: Tensor, choice: "Choice") -> tuple[Tensor, Tensor]:
         texts_NC = choice.share * adapted_NC + (1 - choice.share) * self.zero_NC
         scores_NC = self.scores_LNC[self.solver.STRENGTHS.index(choice.strength)]
-        return choice.text * texts_NC + choice.scale * scores_NC, texts_NC
+        both_NC = choice.text * texts_NC + choice.scale * scores_NC
+        if choice.middle and self.middle_LNC is not None:
+            both_NC = both_NC + choice.middle * self.middle_LNC[Discriminant.STRENGTHS.index(choice.middle_strength)]
+        return both_NC, texts_NC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +99,10 @@ class HeldOut(Said):
         """`answers` before any softmax."""
         return self._mixed(self.adapted_NC if self.cosines_NC is None else self.cosines_NC, choice)
 
-    def _of(self, place: Tensor | slice) -> dict[str, Any]:
+    def of(self, place: Tensor | slice) -> dict[str, Any]:
+        """The same with what there is more."""
         cosines = {} if self.cosines_NC is None else {"cosines_NC": self.cosines_NC[place]}
-        return {**super()._of(place), "v0_NE": self.v0_NE[place], "near_N": self.near_N[place], **cosines}
+        return {**super().of(place), "v0_NE": self.v0_NE[place], "near_N": self.near_N[place], **cosines}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +114,9 @@ class Choice:
     scale: float
     share: float
     how: str
+    middle: float = 0.0  # scale of what the tower's middle adds, and how far its covariance is pulled
+    middle_strength: float = STRENGTH
+    beside: float = 1.0  # how much of the rest is left beside it; in `text` and `scale` already
     trained: bool = True  # whether there is anything adapted but the head
     unseen: Unseen | None = None
     ruled: bool = False  # whether that is as sure as it should be: chosen on features that training does not change
@@ -116,7 +130,7 @@ class Choice:
         """What the adapter answers with, in words."""
         whole = {1.0: "adapted" if self.trained else "zero-shot", 0.0: "zero-shot"}
         texts = whole.get(self.share, f"{self.share:g} adapted, {1 - self.share:g} zero-shot")
-        return f"{texts} + head" if self.scale else texts
+        return f"{texts} + head" if self.scale or self.middle else texts
 
     @property
     def sentence(self) -> str:
@@ -125,7 +139,7 @@ class Choice:
             return f"too few shots to hold any out; the adapter answers with: {self.answer}"
         adapted = f", adapted {self.adapted:.1f} %" if self.trained else ""
         both = f", {self.answer} {self.chosen:.1f} %" if self.answer not in ("zero-shot", "adapted") else ""
-        ending = "zero-shot is better: nothing adapted" if self.share == 0 and not self.scale else self.answer
+        ending = "zero-shot is better: nothing adapted" if self.answer == "zero-shot" and self.trained else self.answer
         seen = f"held-out accuracy on {self.images} shots ({self.how}): zero-shot {self.zero_shot:.1f} %"
         return f"{seen}{adapted}{both}; the adapter answers with: {ending}"
 
@@ -143,7 +157,7 @@ class Choice:
 # With one shot: better than zero-shot on average, on drawn sets and on photographs (docs/strong.md).
 FIXED = {
     Ridge: Choice(strength=1.0, text=1.0, scale=16.0, share=1.0, how="fixed"),
-    Discriminant: Choice(strength=0.5, text=1.0, scale=2.0**-7, share=1.0, how="fixed"),
+    Discriminant: Choice(strength=0.5, text=1.0, scale=2.0**-8, middle=2.0**-10, share=1.0, how="fixed"),
 }
 
 
@@ -169,35 +183,57 @@ def choose_head(
     seen = seen or look_at(method, train_set, state, workers)
     solver = HEADS[method.head_by]
     fitted = solver.of(seen.features_NF, seen.labels_N, len(train_set.class_names))
+    looked = None
+    if solver is Discriminant and seen.middle_NF is not None:
+        looked = Discriminant.of(seen.middle_NF, seen.labels_N, len(train_set.class_names))
     splits = list(_splits(train_set, seed))
+    rehearsing = train is not None and method.num_trainable > 0
     held: HeldOut | None = None
     means_CE, near_N = class_means(seen.v0_NE, seen.labels_N, len(train_set.class_names))
     if not splits:
         choice = FIXED[solver]
     else:
+        # No more are left out than are looked at.
+        asked = [i for split in splits for i in split] if rehearsing else _spread(len(train_set), IMAGES)
+        asked_n, each_n = torch.tensor(asked), torch.arange(len(asked))
         alone = HeldOut(
-            labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC,
-            scores_LNC=fitted.left_out(solver.STRENGTHS, torch.arange(len(train_set))), v0_NE=seen.v0_NE,
-            near_N=near_N, means_CE=means_CE, cosines_NC=seen.cosines_NC, solver=solver,
+            labels_N=seen.labels_N[asked_n], zero_NC=seen.zero_NC[asked_n], adapted_NC=seen.adapted_NC[asked_n],
+            scores_LNC=fitted.left_out(solver.STRENGTHS, each_n, asked_n), v0_NE=seen.v0_NE[asked_n],
+            middle_LNC=looked.left_out(looked.STRENGTHS, each_n, asked_n) if looked else None,
+            near_N=near_N[asked_n], means_CE=means_CE, cosines_NC=seen.cosines_NC[asked_n], solver=solver,
         )  # fmt: skip
-        if train is None or not method.num_trainable:
+        if train is None or not rehearsing:
             choice = choose(alone, (1.0,), "each left out")
             held = None if method.num_trainable else alone  # what it was trained on was not held out
         else:
-            how = method, train_set, train, state, alone, seen.frozen, seed, workers
-            held = _join([_rehearsed(split, *how) for split in splits])
+            how = method, train_set, train, state, seen.frozen, seed, workers
+            starts = accumulate(map(len, splits), initial=0)
+            parts = (replace(alone, **alone.of(slice(a, b))) for a, b in pairwise(starts))
+            held = _join([_rehearsed(split, part, *how) for split, part in zip(splits, parts, strict=True)])
             choice = choose(held, SHARES, "rehearsal")
-    unseen = None
+    unseen, among = None, 0.0
     if solver is Discriminant:
-        unseen = choose_unseen(seen.features_NF, seen.labels_N, seen.texts_CE, method.backbone.logit_scale, seed)
+        read = (seen.middle_NF, choice.middle_strength) if choice.middle and seen.middle_NF is not None else None
+        scale = method.backbone.logit_scale
+        unseen, among = choose_unseen(seen.features_NF, seen.labels_N, seen.texts_CE, scale, seed, read)
     ruled = unseen is not None and unseen.among.scale > 0 and seen.frozen
     choice = replace(choice, trained=method.num_trainable > 0, unseen=unseen, ruled=ruled)
     head = make_head(
         train_set.class_names, fitted if isinstance(fitted, Discriminant) else fitted.solution(choice.strength),
         strength=choice.strength, text=choice.text, scale=choice.scale,
         share=choice.share, features=FEATURES, unseen=unseen,
+        middle=looked and _middle(method, looked, choice, among),
     )  # fmt: skip
     return None if head.idle else head, choice, held and held.some(IMAGES)
+
+
+def _middle(method: Method, looked: Discriminant, choice: Choice, among: float) -> Middle | None:
+    """What the tower's middle adds, as it was chosen."""
+    if not choice.middle:
+        return None
+    solution = looked.solution(choice.middle_strength)
+    numbers = {"among": among / choice.middle, "beside": choice.beside}
+    return Middle.of(method.backbone.vision.middle, solution, choice.middle, **numbers)
 
 
 def choose(held: Said, shares: Sequence[float], how: str) -> Choice:
@@ -220,14 +256,32 @@ def choose(held: Said, shares: Sequence[float], how: str) -> Choice:
             grid += [(strength, text, scale) for scale in scales]
     at, right_GN = int(torch.cat(logp).argmax()), torch.cat(right)
     strength, text, scale = grid[at]
-    alone_N, chosen_N = texts_NC.argmax(-1) == labels_N, right_GN[at]
-    if not scale or _clearly_better(alone_N, chosen_N):
-        text, scale, chosen_N = 1.0, 0.0, alone_N  # texts alone keep their own scale
+    alone_N, chosen_N, more = texts_NC.argmax(-1) == labels_N, right_GN[at], (1.0, 0.0, STRENGTH)
+    if held.middle_LNC is not None:
+        both_NC = text * texts_NC + scale * held.scores_LNC[held.solver.STRENGTHS.index(strength)].float()
+        more, chosen_N = _choose_middle(both_NC, held.middle_LNC, labels_N)
+    if not (scale or more[1]) or _clearly_better(alone_N, chosen_N):
+        text, scale, chosen_N, more = 1.0, 0.0, alone_N, (1.0, 0.0, STRENGTH)  # texts alone keep their own scale
     percent = [100 * right_N.double().mean().item() for right_N in (zero_N, adapted_N, chosen_N)]
     return Choice(
-        strength=strength, text=text, scale=scale, share=share, how=how, images=count,
+        strength=strength, text=more[0] * text, scale=more[0] * scale, share=share, how=how, images=count,
+        beside=more[0], middle=more[1], middle_strength=more[2],
         zero_shot=percent[0], adapted=percent[1], chosen=percent[2],
     )  # fmt: skip
+
+
+def _choose_middle(both_NC: Tensor, middle_LNC: Tensor, labels_N: Tensor) -> tuple[tuple[float, float, float], Tensor]:
+    """How much is left of the sum beside the middle's scores, their scale and strength; and what is right then."""
+    scales_S11 = torch.tensor(MIDDLES)[:, None, None]
+    found = []
+    for strength, scores_NC in zip(Discriminant.STRENGTHS, middle_LNC.float(), strict=True):
+        for beside in BESIDE:
+            sums_SNC = beside * both_NC + scales_S11 * scores_NC
+            best, at = _logp(sums_SNC, labels_N).mean(1).max(0)
+            right_N = sums_SNC[at].argmax(-1) == labels_N
+            found.append((best.item(), (beside, MIDDLES[int(at)], strength), right_N))
+    _, numbers, right_N = max(found, key=lambda each: each[0])
+    return numbers, right_N
 
 
 def _logp(logits_XNC: Tensor, labels_N: Tensor) -> Tensor:
@@ -242,6 +296,12 @@ def _clearly_better(one_N: Tensor, other_N: Tensor) -> bool:
     return gain > CLEAR * sqrt(differ)
 
 
+def _spread(count: int, most: int) -> list[int]:
+    """So many of them at most, at even distances."""
+    taken = min(count, most)
+    return [i * count // taken for i in range(taken)]
+
+
 def _splits(train_set: ImageSet, seed: int) -> Iterator[list[int]]:
     """Positions held out of each rehearsal; none of a class with one image, and nothing if all are like that."""
     rng = random.Random(f"rehearsal {seed}")
@@ -253,12 +313,12 @@ def _splits(train_set: ImageSet, seed: int) -> Iterator[list[int]]:
 
 
 def _rehearsed(
-    split: Sequence[int], method: Method, train_set: ImageSet, train: Train, state: ClassState,
-    alone: HeldOut, frozen: bool, seed: int, workers: int,
+    split: Sequence[int], alone: HeldOut, method: Method, train_set: ImageSet, train: Train, state: ClassState,
+    frozen: bool, seed: int, workers: int,
 ) -> HeldOut:  # fmt: skip
     """A fresh method is trained without the split's shots and asked about them.
 
-    Features that training does not change have been left out exactly: these scores are given.
+    Features that training does not change have been left out exactly: `alone` has these scores.
     """
     held, rest = train_set.select(split), train_set.select(sorted(set(range(len(train_set))) - set(split)))
     with Seeded(seed):
@@ -267,25 +327,23 @@ def _rehearsed(
     state = copy(state)  # what it has encoded is the trained method's
     seen = look_at(fresh, held, state, workers)
     if frozen:
-        scores_LNC = alone.scores_LNC[:, split]
+        scores_LNC = alone.scores_LNC
     else:
         before = look_at(fresh, rest, state, workers)
         fitted = alone.solver.of(before.features_NF, before.labels_N, before.zero_NC.shape[1])
         solutions = [fitted.solution(strength) for strength in alone.solver.STRENGTHS]
         scores_LNC = torch.stack([seen.features_NF.double() @ weight.T + bias for weight, bias in solutions])
-    return HeldOut(
-        labels_N=seen.labels_N, zero_NC=seen.zero_NC, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC,
-        v0_NE=seen.v0_NE, near_N=alone.near_N[split], means_CE=alone.means_CE, cosines_NC=seen.cosines_NC,
-        solver=alone.solver,
-    )  # fmt: skip
+    return replace(alone, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC, cosines_NC=seen.cosines_NC)
 
 
 def _join(parts: Sequence[HeldOut]) -> HeldOut:
+    middles = [part.middle_LNC for part in parts if part.middle_LNC is not None]
     return HeldOut(
         labels_N=torch.cat([part.labels_N for part in parts]),
         zero_NC=torch.cat([part.zero_NC for part in parts]),
         adapted_NC=torch.cat([part.adapted_NC for part in parts]),
         scores_LNC=torch.cat([part.scores_LNC for part in parts], 1),
+        middle_LNC=torch.cat(middles, 1) if len(middles) == len(parts) else None,
         v0_NE=torch.cat([part.v0_NE for part in parts]),
         near_N=torch.cat([part.near_N for part in parts]),
         means_CE=parts[0].means_CE,

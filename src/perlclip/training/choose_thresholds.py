@@ -21,6 +21,7 @@ from perlclip.methods.base import ClassState, Method
 from perlclip.progress import progress_bar
 from perlclip.thinking.policy import NEVER, Policy, require_steps, settled_steps
 from perlclip.thinking.thresholds import Point, Thresholds
+from perlclip.training.shots import Seen
 
 AGREEMENT = 0.995  # with step K, on the views; docs/adaptive.md says how it was chosen
 VIEWS = 1  # random ones, beside the test view
@@ -36,7 +37,7 @@ def set_thresholds(
     train_set: ImageSet,
     *,
     state: ClassState | None = None,
-    seen: Tensor | None = None,
+    seen: Seen | None = None,
     agreement: float = AGREEMENT,
     views: int = VIEWS,
     seed: int = 1,
@@ -46,8 +47,8 @@ def set_thresholds(
 ) -> Thresholds:
     """Set the thresholds of a trained PERL for `steps="adaptive"`, from its training images.
 
-    `state` is that of the images' classes, and `seen` their embeddings of every step in the test view, (K+1, N, E), if
-    the method has been asked for them already.
+    `state` is that of the images' classes, and `seen` what the method has said about them in the test view, if it was
+    asked already.
     """
     if not len(train_set):
         raise PerlclipError("the training set has no images")
@@ -63,13 +64,17 @@ def set_thresholds(
     answering = Answering(method, state, trained.head if isinstance(trained, Adapter) else None)
     trajectories = []
     if seen is not None:
-        parts = torch.split(seen[:, places].to(method.backbone.device), batch_size, 1)
-        trajectories = [answering.image_trajectory(v_KBE).cpu() for v_KBE in parts]
+        for part in torch.split(torch.tensor(places), batch_size):
+            v_KBE, m_BF = seen.of(part, method.backbone.device)
+            more_BC = None if m_BF is None else answering.from_middle(m_BF)
+            trajectories.append(answering.image_trajectory(v_KBE, more_BC).cpu())
     known = total if seen is not None else 0
     with progress_bar("thresholds", total * (1 + views) - known, show=progress) as bar:
         looks = training_views(method, train_set, views, seed, batch_size, workers, first=seen is None)
         for pixels in looks:
-            trajectories.append(answering.image_trajectory(method.encode_image_steps(pixels)).cpu())
+            images = method.frozen(pixels)
+            more_BC = answering.middle(images)
+            trajectories.append(answering.image_trajectory(method.encode_image_steps(images), more_BC).cpu())
             bar(len(pixels))
     return choose(torch.cat(trajectories, 1), agreement)
 

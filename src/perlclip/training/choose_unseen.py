@@ -1,9 +1,8 @@
 """`choose_unseen`: how a head speaks about classes that it was not trained on, from the shots alone.
 
 Half of the classes are left out in turn, several times, and a quarter of the other classes' shots with them. The rest
-is fitted, in closed form, so that all of it takes a fraction of a second. Then the shots that were left out are asked
-for among all classes, and the rule and the offset are those of a grid that make the true classes most likely, known
-ones and left out ones alike.
+is fitted, in closed form, which is cheap. Then the shots that were left out are asked for among all classes, and the
+rule and the offset are those of a grid that make the true classes most likely, known ones and left out ones alike.
 
 A list of new classes alone is answered by the same rule, or by the texts, if among themselves these make the classes
 left out clearly more likely than `PLAIN` does, by a standard error over classes; else by `PLAIN`, which did well on
@@ -11,7 +10,11 @@ every set of photographs and drawings that it was measured on (docs/strong.md). 
 however many shots they have: EuroSAT's five base classes prefer a rule that gains nothing on the other five, where
 `PLAIN` gains five points.
 
-Shapes: N images, C classes, E embedding width, M models, T mixtures, O offsets.
+Where the head reads the image tower's middle, that has a word on whether an image is of a known class at all: scores of
+a class there say how much more probable it makes the image than a class in the middle of all would. How much of them
+counts, and the offset beside it, make images of known classes and of left out ones most likely to be that.
+
+Shapes: N images, C classes, S of them known, E embedding width, F the middle's, M models, T mixtures, O offsets.
 """
 
 import random
@@ -22,6 +25,7 @@ from math import sqrt
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.regression import one_thread
@@ -43,6 +47,10 @@ PLAIN = NewClasses(text=1.0, scale=1.0, strength=0.95, gain=0.7)
 TEXTS = replace(MODELS[0], text=1.0, scale=0.0)
 WARMTHS = tuple(2.0**k for k in range(-4, 3))  # by which a rule is multiplied
 CLEAR = 1.0  # standard errors
+AMONG = (0.0, *(2.0**k for k in range(-12, -1)))  # weights of the middle's scores
+
+
+Read = tuple[Tensor, float]  # what the middle says of each image, (N, F), and the strength of the fit to it
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class Fold:
     stayed: int
     texts_NC: Tensor
     scores_MNC: Tensor
+    middle_NS: Tensor | None = None  # what the tower's middle says of the classes that stayed
 
     @property
     def new_N(self) -> Tensor:
@@ -62,21 +71,28 @@ class Fold:
 
 
 @one_thread()
-def choose_unseen(x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: float, seed: int = 1) -> Unseen | None:
-    """The numbers for features `x_NE` and the texts `t_CE` that go with them; nothing if classes are too few."""
+def choose_unseen(
+    x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: float, seed: int = 1, middle: Read | None = None
+) -> tuple[Unseen | None, float]:
+    """The numbers for features `x_NE` and the texts `t_CE` that go with them; nothing if classes are too few.
+
+    And how much of the middle's scores, where a head reads it, counts for whether an image is of a known class.
+    """
     there = sorted(set(labels_N.tolist()))
     if len(there) < FEWEST:
-        return None
-    folds = list(_folds(x_NE.double(), labels_N, t_CE.double(), logit_scale, there, seed))
+        return None, 0.0
+    folds = list(_folds(x_NE.double(), labels_N, t_CE.double(), logit_scale, there, seed, middle))
     texts = _warmed(TEXTS, folds)
     # Fewer than four shots leave none of the known classes' to ask about: whether it is one of them, the texts say.
-    among, offset = (TEXTS, 0.0) if all(fold.new_N.all() for fold in folds) else _among(folds)
+    alike = all(fold.new_N.all() for fold in folds)
+    among, offset = (TEXTS, 0.0) if alike else _among(folds)
+    weight, offset = (0.0, offset) if alike or middle is None else _known(among, folds)
     alone = _warmed(PLAIN, folds)
     for other in (texts, _warmed(among, folds)):
         gain_C = other[1] - alone[1]
         if gain_C.mean() > CLEAR * gain_C.std() / sqrt(len(gain_C)):
             alone = other
-    return Unseen(alone=alone[0], among=among, offset=offset)
+    return Unseen(alone=alone[0], among=among, offset=offset), weight
 
 
 def _among(folds: Sequence[Fold]) -> tuple[NewClasses, float]:
@@ -101,9 +117,29 @@ def _among(folds: Sequence[Fold]) -> tuple[NewClasses, float]:
     return replace(MODELS[p // len(MIXTURES)], text=text, scale=scale), OFFSETS[o].item()
 
 
+def _known(rule: NewClasses, folds: Sequence[Fold]) -> tuple[float, float]:
+    """The weight of the middle's scores and the offset that tell known classes from new ones best by the rule."""
+    model, likely_AO = _model(rule), torch.zeros(len(AMONG), len(OFFSETS))
+    counts = [sum(int((fold.new_N == new).sum()) for fold in folds) for new in (False, True)]
+    for fold in folds:
+        assert fold.middle_NS is not None
+        logits_NC = rule.text * fold.texts_NC + rule.scale * fold.scores_MNC[model]
+        new_N, stayed_NS = logits_NC[:, fold.stayed :].logsumexp(-1), logits_NC[:, : fold.stayed]
+        known_AN = torch.stack([(stayed_NS + weight * fold.middle_NS).logsumexp(-1) for weight in AMONG])
+        lead_AON = known_AN[:, None] + OFFSETS[:, None] - new_N
+        logp_AON = F.logsigmoid(torch.where(fold.new_N, -lead_AON, lead_AON))
+        likely_AO += logp_AON @ torch.where(fold.new_N, 1 / counts[1], 1 / counts[0])
+    a, o = divmod(int(likely_AO.argmax()), len(OFFSETS))
+    return AMONG[a], OFFSETS[o].item()
+
+
+def _model(rule: NewClasses) -> int:
+    return MODELS.index(replace(rule, text=MODELS[0].text, scale=MODELS[0].scale))
+
+
 def _warmed(rule: NewClasses, folds: Sequence[Fold]) -> tuple[NewClasses, Tensor]:
     """The rule at its best warmth for classes left out among themselves, and how likely it makes each of them, (C,)."""
-    model = MODELS.index(replace(rule, text=MODELS[0].text, scale=MODELS[0].scale))
+    model = _model(rule)
     found: list[tuple[NewClasses, Tensor]] = []
     for warmth in WARMTHS:
         warm = replace(rule, text=warmth * rule.text, scale=warmth * rule.scale)
@@ -119,8 +155,9 @@ def _warmed(rule: NewClasses, folds: Sequence[Fold]) -> tuple[NewClasses, Tensor
 
 
 def _folds(
-    x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: float, there: Sequence[int], seed: int
-) -> Iterator[Fold]:
+    x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: float, there: Sequence[int], seed: int,
+    middle: Read | None,
+) -> Iterator[Fold]:  # fmt: skip
     rng = random.Random(f"unseen {seed}")
     places = {c: rng.sample(where, len(where)) for c in there if (where := (labels_N == c).nonzero()[:, 0].tolist())}
     for _ in range(TURNS):
@@ -135,6 +172,7 @@ def _folds(
             ]
             rows_N, fit_N = torch.tensor(fitted).T
             kept = Discriminant.of(x_NE[rows_N], fit_N, len(stay)).kept()
+            read = middle and Discriminant.of(middle[0][rows_N], fit_N, len(stay)).solution(middle[1])
             rows_N, asked_N = torch.tensor(asked).T
             scores, guessed = [], {}
             for rule in MODELS:
@@ -144,7 +182,10 @@ def _folds(
                 weight_CE, bias_C = kept.scores_of(torch.cat([kept.means_CE, guessed[kind]]), rule.strength)
                 scores.append((x_NE[rows_N] @ weight_CE.T + bias_C).float())
             texts_NC = logit_scale * x_NE[rows_N] @ t_CE[[*stay, *left]].T
-            yield Fold(labels_N[rows_N], asked_N, len(stay), texts_NC.float(), torch.stack(scores))
+            middle_NS = None
+            if middle and read:
+                middle_NS = (middle[0][rows_N].double() @ read[0].T + read[1]).float()
+            yield Fold(labels_N[rows_N], asked_N, len(stay), texts_NC.float(), torch.stack(scores), middle_NS)
 
 
 def _some(asked: list[tuple[int, int]], rng: random.Random) -> list[tuple[int, int]]:

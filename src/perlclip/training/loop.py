@@ -175,8 +175,7 @@ def fit(
         return result
     started = time.perf_counter()
     settled = set_thresholds(
-        result, train_set, state=run.class_state, seen=seen.v_KNE if seen else None, seed=seed, workers=workers,
-        progress=progress,
+        result, train_set, state=run.class_state, seen=seen, seed=seed, workers=workers, progress=progress,
     )  # fmt: skip
     return replace(result, thresholds=settled, threshold_seconds=time.perf_counter() - started)
 
