@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from perlclip import PerlclipError
-from perlclip.heads.discriminant import DIRECTIONS, Discriminant
+from perlclip.heads import discriminant
+from perlclip.heads.discriminant import DIRECTIONS, Discriminant, solution
 from tests.heads.test_regression import samples
 
 STRENGTHS = (0.1, 0.5, 0.95)
@@ -43,6 +44,8 @@ def test_the_solution_and_every_answer_left_out_are_those_of_fits(count, width):
         given = 5, strength, found.spread, count - 4
         for got, want in zip(found.solution(strength), brute_force(x_NE, labels_N, *given), strict=True):
             torch.testing.assert_close(got, want)
+        for got, want in zip(solution(x_NE, labels_N, 5, strength), found.solution(strength), strict=True):
+            torch.testing.assert_close(got, want)
         expected, away, others = torch.zeros_like(scores_NC), torch.zeros(count).double(), torch.zeros(count).double()
         for group in groups_N.unique():
             inside = groups_N == group
@@ -58,6 +61,19 @@ def test_the_solution_and_every_answer_left_out_are_those_of_fits(count, width):
         lack = 1 / others[there] - 1 / torch.bincount(labels_N)[labels_N[there]]
         expected[there, labels_N[there]] += v * lack / 2
         torch.testing.assert_close(scores_NC, expected)
+
+
+@pytest.mark.parametrize(("count", "width"), [(90, 40), (40, 90)], ids=["primal", "dual"])
+def test_a_large_decomposition_is_rounded_where_it_does_not_matter(count, width, monkeypatch):
+    x_NE, labels_N = samples(count, width, 3)
+    exact = Discriminant.of(x_NE, labels_N, 3)
+    monkeypatch.setattr(discriminant, "LARGE", 30)
+    rounded = Discriminant.of(x_NE, labels_N, 3)
+    assert not torch.equal(rounded.directions_RE, exact.directions_RE)
+    for strength in (0.2, 0.95):
+        left = [(it.left_out((strength,), torch.arange(count)), *it.solution(strength)) for it in (rounded, exact)]
+        for got, want in zip(*left, strict=True):
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * want.abs().max().item())
 
 
 def test_a_class_is_not_the_less_likely_for_the_shot_left_out():

@@ -16,7 +16,8 @@ and by Woodbury's identity a distance becomes
 A mean of fewer shots is further off, and only the own class of a shot that is left out has fewer: what that adds to the
 distance on average is taken off again (`_made_up`), or two shots of each class would seem to say nothing at all.
 
-All of it in float64 on the CPU, in one thread, like ridge regression (`regression.py`), whose interface it has.
+All of it in float64 on the CPU (but for decompositions of large matrices), in one thread, like ridge regression
+(`regression.py`), whose interface it has.
 
 Shapes: N shots, n of them asked for, E embedding width, C classes, R directions, L strengths, G groups of g shots, X
 anything.
@@ -34,6 +35,7 @@ from perlclip.heads.regression import groups_of, one_thread
 
 LEAST = 1e-6  # strength
 COPIES = 1e-3  # of the classes' mean squared distance from the centre: shots of one class differ by that, at least
+LARGE = 1024  # matrices beyond that are decomposed in float32, in half of the time; strength makes up for the rounding
 DIRECTIONS = 32  # that an adapter keeps; in the others images of one class are taken to differ by `rest`
 
 
@@ -89,27 +91,15 @@ class Discriminant(Gaussians):
     @one_thread()
     def of(cls, x_NE: Tensor, labels_N: Tensor, classes: int) -> "Discriminant":
         """From unit embeddings and their labels."""
-        if not len(x_NE) or len(x_NE) != len(labels_N):
-            raise PerlclipError(f"a head needs a label for each embedding, got {len(labels_N)}, {len(x_NE)}")
-        x_NE, labels_N = x_NE.detach().cpu().double(), labels_N.cpu().long()
-        count_C = torch.bincount(labels_N, minlength=classes)
-        there_C = count_C > 0
-        sums_CE = x_NE.new_zeros(classes, x_NE.shape[1]).index_add(0, labels_N, x_NE)
-        means_CE = sums_CE / count_C.clamp(min=1)[:, None]
-        center_E = means_CE[there_C].mean(0)
-        means_CE = (means_CE - center_E) * there_C[:, None]
-        x_NE = x_NE - center_E
-        rest_NE, free = x_NE - means_CE[labels_N], max(1, len(x_NE) - int(there_C.sum()))
-        wide = x_NE.shape[1] > len(x_NE)
-        d_R, basis = torch.linalg.eigh(rest_NE @ rest_NE.T if wide else rest_NE.T @ rest_NE)
+        shots = _Shots.of(x_NE, labels_N, classes)
+        matrix = shots.scatter()
+        d_R, basis = (t.double() for t in torch.linalg.eigh(matrix.float() if len(matrix) > LARGE else matrix))
         kept = d_R > d_R[-1].clamp(min=1e-12) * 1e-12
         d_R, basis = d_R[kept].flip(0), basis[:, kept].flip(1)
-        directions_RE = (basis.T @ rest_NE if wide else basis.T * d_R.sqrt()[:, None]) / free**0.5
-        # One shot of each class, or copies of it, say nothing about how images of one class differ.
-        between_C = means_CE.square().sum(-1)[there_C]
-        spread = max(d_R.sum().item() / free, COPIES * between_C.mean().item()) if len(x_NE) > len(between_C) else 0.0
-        spread = spread or between_C.mean().item() or 1.0
-        return cls(means_CE, center_E, directions_RE, spread / x_NE.shape[1], x_NE=x_NE, labels_N=labels_N)
+        directions_RE = (basis.T @ shots.rest_NE if shots.wide else basis.T * d_R.sqrt()[:, None]) / shots.free**0.5
+        return cls(
+            shots.means_CE, shots.center_E, directions_RE, shots.spread, x_NE=shots.x_NE, labels_N=shots.labels_N
+        )
 
     @one_thread()
     def left_out(self, strengths: Sequence[float], groups_n: Tensor, asked_n: Tensor | None = None) -> Tensor:
@@ -137,6 +127,64 @@ class Discriminant(Gaussians):
                 along = _Products.of(*(in_directions * shrink_R for _, in_directions in rows))
                 scores_nC[at_Gg], own_n[at_Gg] = left.scores(plain.less(along, floor), own)
         return _made_up(scores_LnC, own_Ln, others_n, labels_n, shots_C)
+
+
+@dataclass(frozen=True)
+class _Shots:
+    """Class means, and what shots have beside them."""
+
+    x_NE: Tensor  # from the centre
+    labels_N: Tensor
+    means_CE: Tensor
+    center_E: Tensor
+    rest_NE: Tensor  # from the class's mean
+    free: int  # degrees of freedom
+    spread: float
+
+    @classmethod
+    def of(cls, x_NE: Tensor, labels_N: Tensor, classes: int) -> "_Shots":
+        """From unit embeddings and their labels."""
+        if not len(x_NE) or len(x_NE) != len(labels_N):
+            raise PerlclipError(f"a head needs a label for each embedding, got {len(labels_N)}, {len(x_NE)}")
+        x_NE, labels_N = x_NE.detach().cpu().double(), labels_N.cpu().long()
+        count_C = torch.bincount(labels_N, minlength=classes)
+        there_C = count_C > 0
+        sums_CE = x_NE.new_zeros(classes, x_NE.shape[1]).index_add(0, labels_N, x_NE)
+        means_CE = sums_CE / count_C.clamp(min=1)[:, None]
+        center_E = means_CE[there_C].mean(0)
+        means_CE = (means_CE - center_E) * there_C[:, None]
+        x_NE = x_NE - center_E
+        rest_NE, free = x_NE - means_CE[labels_N], max(1, len(x_NE) - int(there_C.sum()))
+        # One shot of each class, or copies of it, say nothing about how images of one class differ.
+        within, between_C = rest_NE.square().sum().item() / free, means_CE.square().sum(-1)[there_C]
+        spread = max(within, COPIES * between_C.mean().item()) if len(x_NE) > len(between_C) else 0.0
+        spread = (spread or between_C.mean().item() or 1.0) / x_NE.shape[1]
+        return cls(x_NE, labels_N, means_CE, center_E, rest_NE, free, spread)
+
+    @property
+    def wide(self) -> bool:
+        """Whether there are fewer shots than numbers of each."""
+        return self.x_NE.shape[1] > len(self.x_NE)
+
+    def scatter(self) -> Tensor:
+        """S, (E, E), or where that is smaller, the products of the shots' differences, (N, N)."""
+        return self.rest_NE @ self.rest_NE.T if self.wide else self.rest_NE.T @ self.rest_NE
+
+
+@one_thread()
+def solution(x_NE: Tensor, labels_N: Tensor, classes: int, strength: float) -> tuple[Tensor, Tensor]:
+    """`Discriminant.of(…).solution(strength)` where no other strength is asked for: without a decomposition."""
+    shots = _Shots.of(x_NE, labels_N, classes)
+    own, floor = (1 - strength) / shots.free, between(strength) * shots.spread
+    means_CE, rest_NE, matrix = shots.means_CE, shots.rest_NE, shots.scatter()
+    if shots.wide:  # P = (I - Rᵀ (R Rᵀ + floor / own)⁻¹ R) / floor
+        matrix.diagonal().add_(floor / own)
+        along_CN = torch.cholesky_solve(rest_NE @ means_CE.T, torch.linalg.cholesky(matrix)).T
+        weight_CE = (means_CE - along_CN @ rest_NE) / floor
+    else:
+        matrix.mul_(own).diagonal().add_(floor)
+        weight_CE = torch.cholesky_solve(means_CE.T, torch.linalg.cholesky(matrix)).T
+    return weight_CE, -weight_CE @ shots.center_E - (weight_CE * means_CE).sum(-1) / 2
 
 
 def _made_up(scores_LnC: Tensor, own_Ln: Tensor, others_n: Tensor, labels_n: Tensor, shots_C: Tensor) -> Tensor:

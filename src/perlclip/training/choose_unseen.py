@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.heads.discriminant import Discriminant
+from perlclip.heads.discriminant import Discriminant, solution
 from perlclip.heads.regression import one_thread
 from perlclip.heads.unseen import NewClasses, Unseen, means_of
 
 FEWEST = 4  # classes, so that there are two to tell apart in either half
-TURNS = 4
+TURNS, ENOUGH = 4, 160  # turns at most; that so many classes have been left out in all is enough
 HELD = 4  # of the classes that stay, one shot of so many is left out
 IMAGES = 500  # of classes left out, at most, to choose on, and as many of the others
 MODELS = tuple(
@@ -160,19 +160,21 @@ def _folds(
 ) -> Iterator[Fold]:  # fmt: skip
     rng = random.Random(f"unseen {seed}")
     places = {c: rng.sample(where, len(where)) for c in there if (where := (labels_N == c).nonzero()[:, 0].tolist())}
-    for _ in range(TURNS):
+    turns = min(TURNS, -(-ENOUGH // len(there)))
+    most = IMAGES // (2 * turns)
+    for _ in range(turns):
         order = rng.sample(there, len(there))
         for left in (order[::2], order[1::2]):
             stay = sorted(set(there) - set(left))
             held = {c: places[c][: len(places[c]) // HELD] for c in stay}
             fitted = [(i, n) for n, c in enumerate(stay) for i in places[c][len(held[c]) :]]
             asked = [
-                *_some([(i, n) for n, c in enumerate(stay) for i in held[c]], rng),
-                *_some([(i, n) for n, c in enumerate(left, len(stay)) for i in places[c]], rng),
+                *_some([(i, n) for n, c in enumerate(stay) for i in held[c]], most, rng),
+                *_some([(i, n) for n, c in enumerate(left, len(stay)) for i in places[c]], most, rng),
             ]
             rows_N, fit_N = torch.tensor(fitted).T
             kept = Discriminant.of(x_NE[rows_N], fit_N, len(stay)).kept()
-            read = middle and Discriminant.of(middle[0][rows_N], fit_N, len(stay)).solution(middle[1])
+            read = middle and solution(middle[0][rows_N], fit_N, len(stay), middle[1])
             rows_N, asked_N = torch.tensor(asked).T
             scores, guessed = [], {}
             for rule in MODELS:
@@ -188,6 +190,6 @@ def _folds(
             yield Fold(labels_N[rows_N], asked_N, len(stay), texts_NC.float(), torch.stack(scores), middle_NS)
 
 
-def _some(asked: list[tuple[int, int]], rng: random.Random) -> list[tuple[int, int]]:
-    """At most a fold's part of `IMAGES`."""
-    return rng.sample(asked, min(len(asked), IMAGES // (2 * TURNS)))
+def _some(asked: list[tuple[int, int]], most: int, rng: random.Random) -> list[tuple[int, int]]:
+    """So many of them at most."""
+    return rng.sample(asked, min(len(asked), most))
