@@ -69,14 +69,14 @@ class Case:
         )
         assert isinstance(middle, Discriminant)
         yield "ridge", self._right(self._chosen(ridge), ridge, None)
-        unseen, _ = choose_unseen(self.x_NE, self.y_N, self.t_CE[: self.base], self.scale, seed)
+        unseen, *_ = choose_unseen(self.x_NE, self.y_N, self.t_CE[: self.base], self.scale, seed)
         choice = self._chosen(found)
         yield "plain", self._right(choice, found, Unseen(alone=PLAIN, among=NewClasses()))
         yield "one rule", self._right(choice, found, unseen and replace(unseen, alone=unseen.among))
         yield "embedding", self._right(choice, found, unseen)
         choice = self._chosen(found, middle)
         read = (self.m_NF, choice.middle_strength) if choice.middle else None
-        unseen, among = choose_unseen(self.x_NE, self.y_N, self.t_CE[: self.base], self.scale, seed, read)
+        unseen, among, _ = choose_unseen(self.x_NE, self.y_N, self.t_CE[: self.base], self.scale, seed, read)
         yield "gaussian", self._right(choice, found, unseen, middle, among)
 
     def _chosen(self, found: Ridge | Discriminant, middle: Discriminant | None = None) -> Choice:

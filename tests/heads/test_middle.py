@@ -114,7 +114,7 @@ def test_how_much_it_says_of_that_is_chosen_with_classes_left_out():
     means_CF, noise_NF = torch.randn(8, 24, generator=draw), torch.randn(160, 24, generator=draw)
     for noise, told in ((0.2, True), (50.0, False)):
         m_NF = F.normalize(means_CF[labels_N] + noise * noise_NF, dim=-1)
-        unseen, among = choose_unseen(x_NE, labels_N, F.normalize(t_CE, dim=-1), 1.0, middle=(m_NF, 0.5))
+        unseen, among, _ = choose_unseen(x_NE, labels_N, F.normalize(t_CE, dim=-1), 1.0, middle=(m_NF, 0.5))
         assert unseen is not None and (among > 2.0**-8) == told
     assert choose_unseen(x_NE, labels_N, t_CE, 1.0)[1] == 0
 
@@ -146,6 +146,10 @@ def test_evidence_is_that_of_the_answer_with_it(backbone, images, how, names, fu
         for each in (replace(head, middle=None), head)
     ]
     assert not torch.allclose(maps[0].maps_KBMGG, maps[1].maps_KBMGG, atol=1e-4)
+    if how == "gradient" and further == 0 and names == NAMES:  # both are of the same rows: the middle's is all of it
+        (without, more) = (each.maps_KBMGG.sum((-1, -2)) + each.cls_KBM - each.logits_KBM for each in maps)
+        expected = -head.middle.bias_C[[0, 2]].expand_as(more)
+        torch.testing.assert_close(more - without, expected, atol=1e-3, rtol=1e-3)
     if how == "gradient":
         with torch.no_grad():
             expected = answering(method, names, head).trajectory(images)[..., [0, 2]]
@@ -160,7 +164,7 @@ def test_saved_and_loaded_it_answers_the_same_and_counts(backbone, tmp_path, ima
     loaded, info = perlclip.load_adapter(folder, backbone=backbone), read_info(folder)
     assert info["format_version"] == 4 and loaded.fingerprint == adapter.fingerprint
     assert head.numbers - replace(head, middle=None).numbers == len(NAMES) * (backbone.vision.middle_width + 1)
-    numbers = {"depth": backbone.vision.middle, "among": 1.5, "beside": 1.0}
+    numbers = {"depth": backbone.vision.middle, "among": 1.5, "beside": 1.0, "offset": 0.0}
     told = {**numbers, "features": backbone.vision.middle_width}
     assert info["head"]["numbers"] == head.numbers and info["head"]["middle"] == told
     with torch.no_grad():
@@ -181,10 +185,11 @@ def test_saved_and_loaded_it_answers_the_same_and_counts(backbone, tmp_path, ima
         ("head.middle.numbers", lambda x: x[:1], "the middle of a head for 4 classes has tensors of shape"),
         ("head.middle.numbers", lambda x: x + 0.5, "numbers that cannot be"),
         ("head.middle.numbers", lambda x: x * float("nan"), "numbers that cannot be"),
-        ("head.middle.numbers", lambda x: x - torch.tensor([0, 1, 0]), "numbers that cannot be"),
-        ("head.middle.numbers", lambda x: x - torch.tensor([0, 0, 1]), "numbers that cannot be"),
-        ("head.middle.numbers", lambda x: x + torch.tensor([1, 0, 0]), "not those in its tensor file"),
-        ("head.middle.numbers", lambda x: x + torch.tensor([0, 1, 0]), "not those in its tensor file"),
+        ("head.middle.numbers", lambda x: x - torch.tensor([0, 1, 0, 0]), "numbers that cannot be"),
+        ("head.middle.numbers", lambda x: x - torch.tensor([0, 0, 1, 0]), "numbers that cannot be"),
+        ("head.middle.numbers", lambda x: x + torch.tensor([1, 0, 0, 0]), "not those in its tensor file"),
+        ("head.middle.numbers", lambda x: x + torch.tensor([0, 0, 0, 1e9]), "numbers that cannot be"),
+        ("head.middle.numbers", lambda x: x + torch.tensor([0, 1, 0, 0]), "not those in its tensor file"),
         ("head.middle.weight", lambda x: x * float("inf"), "not finite"),
         ("head.middle.weight", lambda x: None, "lacks some of its tensors"),
     ],
@@ -207,6 +212,8 @@ def test_those_who_have_embeddings_alone_are_answered_as_without_it(backbone, im
     logits_KBC, v_KBE = method.look(images, found.state)
     torch.testing.assert_close(found.finish(logits_KBC, v_KBE), wanted.finish(logits_KBC, v_KBE))
     assert replace(whole, middle=None).without_middle() == replace(whole, middle=None)
+    unread = replace(whole, middle=replace(whole.middle, offset=-1.5)).without_middle()
+    assert (unread.unseen.offset, unread.unseen.among) == (-1.5, whole.unseen.among), "as if it were not there"
 
 
 @pytest.mark.parametrize("depth", [1, 3, 4, 5])
@@ -215,18 +222,17 @@ def test_no_block_runs_twice_over_the_same_rows(backbone, images, depth, monkeyp
     tower, ran = backbone.vision, []
     plain = type(tower).rows
     monkeypatch.setattr(type(tower), "rows", lambda self, start, rows, stop, **more: (
-        ran.append((start, stop, len(rows.x_BND[0]))) or plain(self, start, rows, stop, **more)
+        self is tower and ran.extend(range(start, stop)) or plain(self, start, rows, stop, **more)
     ))  # fmt: skip
     method = perlclip.create_method("perl", backbone, seed=3, steps=0, vision_depth=depth).eval()
     answering(method, NAMES, headed(backbone)).logits(images)
-    first = [block for start, stop, count in ran if count == tower.patches + 1 for block in range(start, stop)]
-    below = [block for block in first if block < min(depth, tower.middle)]
-    assert sorted(below) == sorted(set(below)), "the base is run once"
+    assert sorted(ran) == sorted(set(ran)) and max(ran) == tower.full - 1
 
 
 def test_weights_that_are_too_large_for_a_file_are_held_back(backbone):
-    solution = torch.full((4, backbone.vision.middle_width), 2e5), torch.zeros(4)
-    assert random_middle(backbone, NAMES).of(1, solution, 1.0).weight_CF.max() == 65504
+    solution = torch.full((4, backbone.vision.middle_width), 2 * 65504.0), torch.full((4,), 8.0)
+    held_back = random_middle(backbone, NAMES).of(1, solution, 1.0)
+    assert held_back.weight_CF.max() == 65504 and held_back.bias_C.tolist() == [4.0] * 4
     with pytest.raises(PerlclipError, match="not finite"):
         replace(random_middle(backbone, NAMES), bias_C=torch.tensor([0.0, 1.0, float("nan"), 0.0]))
 
@@ -253,6 +259,21 @@ def test_it_is_used_where_shots_left_out_are_better_off():
     right = (answers_NC.argmax(-1) == useful.labels_N).double().mean().item()
     assert choice.chosen == pytest.approx(100 * right), "what was chosen is what is answered"
     assert choose(useless, (1.0,), "each left out").middle <= 2.0**-4
+
+
+def test_choices_are_made_on_classes_that_keep_a_shot(backbone):
+    """A class whose only shot is left out is gone, and a few classes that have two would choose for all."""
+    method = perlclip.create_method("gaussian", backbone).eval()
+    assert choose_head(method, colours(5))[1].how == "fixed"
+    _, choice, held = choose_head(method, colours(7))
+    assert (choice.images, choice.how) == (6, "each left out") and 3 not in held.labels_N
+
+
+def test_one_class_has_no_middle(backbone):
+    method, images = perlclip.create_method("gaussian", backbone).eval(), colours(2)
+    alone = ImageSet(images=images.images, labels=[0, 0], class_names=NAMES[:1], name="noise")
+    head, _, _ = choose_head(method, alone)
+    assert head is None or head.middle is None
 
 
 def colours(count: int) -> ImageSet:

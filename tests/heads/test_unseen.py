@@ -14,7 +14,7 @@ from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.head import make_head
 from perlclip.heads.unseen import NewClasses, means_of
 from perlclip.text.classes import Classes
-from perlclip.training.choose_unseen import choose_unseen
+from perlclip.training.choose_unseen import FEW, PLAIN, choose_unseen
 from tests.common import UNSEEN, gaussian_head, random_pixels
 
 NAMES = ("red", "green grass", "blue", "cat")
@@ -59,7 +59,7 @@ def test_what_new_images_share_with_trained_ones_is_not_held_against_them():
         right(x_NE, labels_N, t_CE, kept, 8, rule) for rule in (NewClasses(), NewClasses(text=0.0, scale=1.0))
     )
     assert means > texts + 0.1
-    found, _ = choose_unseen(x_NE[trained], labels_N[trained], t_CE[:8], 20.0)
+    found, *_ = choose_unseen(x_NE[trained], labels_N[trained], t_CE[:8], 20.0)
     assert found.alone.scale > 0 and right(x_NE, labels_N, t_CE, kept, 8, found.alone) > texts + 0.1
 
 
@@ -72,9 +72,9 @@ def test_the_choice_is_the_seeds_and_leaves_rows_as_they_were():
 
 def test_few_classes_or_shots_leave_less_to_choose():
     x_NE, labels_N, t_CE = world(3)
-    assert choose_unseen(x_NE, labels_N, t_CE, 20.0) == (None, 0.0)
+    assert choose_unseen(x_NE, labels_N, t_CE, 20.0) == (None, 0.0, 0.0)
     x_NE, labels_N, t_CE = world(8, shots=1)
-    found, _ = choose_unseen(x_NE, labels_N, t_CE, 20.0)
+    found, *_ = choose_unseen(x_NE, labels_N, t_CE, 20.0)
     assert (found.among.text, found.among.scale, found.offset) == (1, 0, 0), "who is trained, only the texts can say"
     assert found.alone.scale > 0
 
@@ -85,8 +85,19 @@ def test_means_that_mislead_leave_it_to_the_texts():
     draw = torch.Generator().manual_seed(5)
     astray_CE = F.normalize(torch.randn(12, 24, generator=draw), dim=-1)
     x_NE = F.normalize(x_NE + 3 * astray_CE[labels_N] - 3 * (astray_CE @ t_CE.T @ t_CE)[labels_N] / 12, dim=-1)
-    found, _ = choose_unseen(x_NE, labels_N, t_CE, 20.0)
+    found, *_ = choose_unseen(x_NE, labels_N, t_CE, 20.0)
     assert found.alone.scale == 0 or found.alone.text > found.alone.scale
+
+
+def test_a_few_classes_do_not_choose_a_rule_for_others():
+    x_NE, labels_N, t_CE = world(12, noise=0.2, look=0.0)
+    draw = torch.Generator().manual_seed(5)
+    x_NE = F.normalize(x_NE + 3 * F.normalize(torch.randn(12, 24, generator=draw), dim=-1)[labels_N], dim=-1)
+    for count, plain in ((FEW, False), (FEW - 1, True)):
+        few_N = labels_N < count
+        found, *_ = choose_unseen(x_NE[few_N], labels_N[few_N], t_CE[:count], 20.0)
+        rule = found.alone
+        assert (rule == replace(PLAIN, text=rule.text, scale=rule.scale) and rule.text == rule.scale) == plain, count
 
 
 def test_copies_of_one_shot_do_not_make_it_sure():

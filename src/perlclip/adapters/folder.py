@@ -461,8 +461,10 @@ def _read_weights(folder: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _format(head: Head | None) -> int:
-    if head is None or head.middle is not None:
-        return 1 if head is None else 4
+    if head is None:
+        return 1
+    if head.middle is not None:
+        return 4
     return 2 if head.gaussians is None or not head.numbers else 3
 
 

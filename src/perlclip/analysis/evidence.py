@@ -1,7 +1,8 @@
 """Evidence maps: what each image patch contributes to the logit with which a class is answered after each step.
 
-gradient    gradient x activation at the split layer: the row S_n of the frozen sequence at depth J, times the logit's
-            gradient there, summed over channels. Thoughts are functions of S, so what a patch does through them counts.
+gradient    gradient x activation at the split layer: the row S_n of the frozen sequence at depth J (or before it, if a
+            head reads there), times the logit's gradient there, summed over channels. Thoughts are functions of S, so
+            what a patch does through them counts.
 occlusion   the drop of the logit when the patch's pixels are set to the mean colour; model-free, a pass per patch.
 
 Shapes: K stands for the steps 0..K, B images, M classes mapped of each image, N rows (CLS and patches), P patches,

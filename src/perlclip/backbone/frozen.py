@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from perlclip.backbone.tower import Tower
 
@@ -52,8 +51,10 @@ class FrozenImages:
     def middle(self, depth: int, wanted: int | None = None) -> Tensor:
         """What the sequence says after `depth` blocks, (B, F): CLS, where there is one, and the mean of the patches.
 
-        Both at unit length and side by side, all of it at unit length again, in float32. Ask for it before the pooled
-        state, which then goes on from here; rows from before that will be `wanted`, too, are kept on the way.
+        Both at unit length and side by side, all of it at unit length again, in float32. To gradients the lengths are
+        constants: a row times its gradient is then what it contributes, where else it would be 0 for CLS. Ask for it
+        before the pooled state, which then goes on from here; rows from before that will be `wanted`, too, are kept on
+        the way.
         """
         if not self._serves(self.middles.get(depth)):
             if wanted is not None and wanted < depth:
@@ -61,19 +62,19 @@ class FrozenImages:
             x_BND, starts = self.rows(depth), self.tower.starts
             with self.with_graph():
                 parts = [x_BND[:, i].float() for i in range(starts)] + [x_BND[:, starts:].mean(1, dtype=torch.float32)]
-                units = [F.normalize(part_BD, dim=-1) for part_BD in parts]
+                units = [part_BD / part_BD.detach().norm(dim=-1, keepdim=True).clamp(min=1e-12) for part_BD in parts]
                 self.middles[depth] = torch.cat(units, -1) / len(parts) ** 0.5
         return self.middles[depth]
 
-    def pooled(self, pool: Callable[[], Tensor] | None = None) -> Tensor:
+    def pooled(self, pool: Callable[[], Tensor] | None = None, start: int = 0) -> Tensor:
         """The residual stream at CLS after the last block, (B, D).
 
-        `pool` is a way to compute it that shares work with what its caller does next.
+        `pool` is a way to compute it from block `start` on that shares work with what its caller does next.
         """
         if not self._serves(self.pooled_BD):
             depth = self._deepest(self.tower.depth) or 0
             with self.with_graph():
-                self.pooled_BD = pool() if pool else self._pool(self.rows(depth), depth)
+                self.pooled_BD = pool() if pool and depth <= start else self._pool(self.rows(depth), depth)
         assert self.pooled_BD is not None
         return self.pooled_BD
 

@@ -288,13 +288,13 @@ class Tower(nn.Module):
 
     @property
     def middle(self) -> int:
-        """Blocks before the middle: 7 of 12, where PERL's thoughts enter."""
-        return min(self.full, round(self.depth * 7 / 12))
+        """Blocks before the middle: 7 of 12, as on ViT-B/16, where PERL's thoughts enter."""
+        return min(self.depth - 1, round(self.depth * 7 / 12))
 
     @property
     def middle_width(self) -> int:
         """Numbers that `FrozenImages.middle` gives."""
-        return self.width * (2 if self.starts else 1)
+        return self.width * (self.starts + 1)
 
     @property
     def patches(self) -> int:

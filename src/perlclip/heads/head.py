@@ -119,8 +119,8 @@ class Head:
         """What it says to those who have embeddings alone, with the numbers that were chosen for that."""
         if self.middle is None:
             return self
-        beside = self.middle.beside
-        return replace(self, text=self.text / beside, scale=self.scale / beside, middle=None)
+        beside, unseen = self.middle.beside, self.unseen and replace(self.unseen, offset=self.middle.offset)
+        return replace(self, text=self.text / beside, scale=self.scale / beside, unseen=unseen, middle=None)
 
     def as_json(self) -> dict[str, Any]:
         """What is no tensor, for an adapter's config."""
@@ -163,7 +163,7 @@ class Head:
         given: dict[str, Any] = {"middle": middle} | {name: data[name] for name in (*NUMBERS, "strength", "features")}
         weight_CE = tensors.get("head.weight", torch.zeros(len(class_names), width))
         bias_C = tensors.get("head.bias", torch.zeros(len(class_names)))
-        if middle and "head.weight" not in tensors and data["features"] != "first":
+        if middle and "head.weight" not in tensors and data["features"] == "all":
             raise PerlclipError("its head reads features that it has no weights for")
         if weight_CE.ndim != 2 or bias_C.ndim != 1:
             raise PerlclipError(f"its head has tensors of {weight_CE.ndim} and {bias_C.ndim} dimensions")

@@ -6,7 +6,7 @@ Gaussians round the classes' means (`discriminant.py`) of what `FrozenImages.mid
 so that it is only for classes that were trained on, and for whether an image is of one of them at all; and it is free,
 as these rows are computed anyway.
 
-Shapes: C classes, F features (two numbers for each of the tower's width).
+Shapes: C classes, F features (of CLS, where there is one, and of the patches).
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,7 @@ class Middle:
     bias_C: Tensor = field(repr=False)
     among: float = 0.0  # times as much, in how probable the trained classes are together beside new ones
     beside: float = 1.0  # how much of the rest of the sum was left beside it
+    offset: float = 0.0  # log-odds of trained classes against new ones, for those who do not read it
 
     def __post_init__(self) -> None:
         if not (torch.isfinite(self.weight_CF).all() and torch.isfinite(self.bias_C).all()):
@@ -40,9 +41,10 @@ class Middle:
     @classmethod
     def of(cls, depth: int, solution: tuple[Tensor, Tensor], scale: float, **numbers: float) -> "Middle":
         """From a solution for the features, and its scale in the sum."""
+        # Of classes whose shots are all but copies, numbers can be larger than a file's.
+        scale *= min(1.0, torch.finfo(torch.float16).max / (scale * solution[0].abs().max().item() or 1.0))
         weight_CF, bias_C = (scale * each for each in solution)
-        most = torch.finfo(torch.float16).max  # of classes whose shots are all but copies
-        return cls(depth, weight_CF.clamp(-most, most).half().float(), bias_C.float(), **numbers)
+        return cls(depth, weight_CF.half().float(), bias_C.float(), **numbers)
 
     @property
     def numbers(self) -> int:
@@ -51,12 +53,12 @@ class Middle:
 
     def as_json(self) -> dict[str, Any]:
         """What is no tensor, for an adapter's config."""
-        numbers = {"depth": self.depth, "among": self.among, "beside": self.beside}
+        numbers = {"depth": self.depth, "among": self.among, "beside": self.beside, "offset": self.offset}
         return {**numbers, "features": self.weight_CF.shape[1]}
 
     def tensors(self) -> dict[str, Tensor]:
         """For a file."""
-        numbers = torch.tensor([self.depth, self.among, self.beside], dtype=torch.float64)
+        numbers = torch.tensor([self.depth, self.among, self.beside, self.offset], dtype=torch.float64)
         made = self.weight_CF.half(), self.bias_C.float(), numbers
         return dict(zip(NAMES, made, strict=True))
 
@@ -69,13 +71,14 @@ class Middle:
         weight_CF, bias_C, numbers = found
         if weight_CF is None or bias_C is None or numbers is None:
             raise PerlclipError("the middle of its head lacks some of its tensors")
-        if weight_CF.ndim != 2 or len(weight_CF) != classes or bias_C.shape != (classes,) or numbers.shape != (3,):
+        if weight_CF.ndim != 2 or len(weight_CF) != classes or bias_C.shape != (classes,) or numbers.shape != (4,):
             shapes = [tuple(each.shape) for each in (weight_CF, bias_C, numbers)]
             raise PerlclipError(f"the middle of a head for {classes} classes has tensors of shape {shapes}")
-        depth, among, beside = numbers.tolist()
-        if not float(depth).is_integer() or not 0 <= among <= MOST or not 0 < beside <= 1:
-            raise PerlclipError(f"the middle of its head has numbers that cannot be: {depth}, {among}, {beside}")
-        middle = cls(int(depth), weight_CF.float(), bias_C.float(), among, beside)
+        depth, *more = numbers.tolist()
+        among, beside, offset = more
+        if not float(depth).is_integer() or not 0 <= among <= MOST or not 0 < beside <= 1 or not abs(offset) <= MOST:
+            raise PerlclipError(f"the middle of its head has numbers that cannot be: {numbers.tolist()}")
+        middle = cls(int(depth), weight_CF.float(), bias_C.float(), *more)
         if data != middle.as_json():
             raise PerlclipError("the settings of its head are not those in its tensor file")
         return middle

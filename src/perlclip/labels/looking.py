@@ -73,6 +73,7 @@ def look(
             if not len(pixels):
                 continue
             frozen = method.frozen(pixels)
+            answering.middle(frozen)  # before what goes on from there
             logits_KBC, v_KBE = method.look(frozen, state)
             f_BF, v0_BE = features("all", v_KBE, method.image_steps)[-1], backbone.encode_image(frozen)
             logits_BC = answering.logits(frozen) if answering.head else logits_KBC[-1]

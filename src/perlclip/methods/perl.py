@@ -328,7 +328,7 @@ def begin_thinking(images: FrozenImages, depths: tuple[int, ...], steps: int, th
     room = 0 if torch.is_grad_enabled() else steps
     with images.with_graph():
         refinement = Refinement(images.tower, s_BND, cls_rows(s_BND), depths[0], room)
-    return Thinking(refinement, think, depths, images.pooled(refinement.pool))
+    return Thinking(refinement, think, depths, images.pooled(refinement.pool, depths[0]))
 
 
 class FrozenTexts:

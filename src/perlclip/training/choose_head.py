@@ -194,7 +194,9 @@ def choose_head(
         choice = FIXED[solver]
     else:
         # No more are left out than are looked at.
-        asked = [i for split in splits for i in split] if rehearsing else _spread(len(train_set), IMAGES)
+        several = [i for places in _several(train_set) for i in places]
+        left_out = [sorted(several)[i] for i in _spread(len(several), IMAGES)]
+        asked = [i for split in splits for i in split] if rehearsing else left_out
         asked_n, each_n = torch.tensor(asked), torch.arange(len(asked))
         alone = HeldOut(
             labels_N=seen.labels_N[asked_n], zero_NC=seen.zero_NC[asked_n], adapted_NC=seen.adapted_NC[asked_n],
@@ -211,28 +213,28 @@ def choose_head(
             parts = (replace(alone, **alone.of(slice(a, b))) for a, b in pairwise(starts))
             held = _join([_rehearsed(split, part, *how) for split, part in zip(splits, parts, strict=True)])
             choice = choose(held, SHARES, "rehearsal")
-    unseen, among = None, 0.0
+    unseen, among, offset = None, 0.0, 0.0
     if solver is Discriminant:
         read = (seen.middle_NF, choice.middle_strength) if choice.middle and seen.middle_NF is not None else None
         scale = method.backbone.logit_scale
-        unseen, among = choose_unseen(seen.features_NF, seen.labels_N, seen.texts_CE, scale, seed, read)
+        unseen, among, offset = choose_unseen(seen.features_NF, seen.labels_N, seen.texts_CE, scale, seed, read)
     ruled = unseen is not None and unseen.among.scale > 0 and seen.frozen
     choice = replace(choice, trained=method.num_trainable > 0, unseen=unseen, ruled=ruled)
     head = make_head(
         train_set.class_names, fitted if isinstance(fitted, Discriminant) else fitted.solution(choice.strength),
         strength=choice.strength, text=choice.text, scale=choice.scale,
         share=choice.share, features=FEATURES, unseen=unseen,
-        middle=looked and _middle(method, looked, choice, among),
+        middle=looked and _middle(method, looked, choice, among, offset),
     )  # fmt: skip
     return None if head.idle else head, choice, held and held.some(IMAGES)
 
 
-def _middle(method: Method, looked: Discriminant, choice: Choice, among: float) -> Middle | None:
-    """What the tower's middle adds, as it was chosen."""
-    if not choice.middle:
-        return None
+def _middle(method: Method, looked: Discriminant, choice: Choice, among: float, offset: float) -> Middle | None:
+    """What the tower's middle adds, as it was chosen; one class alone has nothing to be told from."""
     solution = looked.solution(choice.middle_strength)
-    numbers = {"among": among / choice.middle, "beside": choice.beside}
+    if not choice.middle or not solution[0].any():
+        return None
+    numbers = {"among": among / choice.middle, "beside": choice.beside, "offset": offset}
     return Middle.of(method.backbone.vision.middle, solution, choice.middle, **numbers)
 
 
@@ -302,10 +304,20 @@ def _spread(count: int, most: int) -> list[int]:
     return [i * count // taken for i in range(taken)]
 
 
+def _several(train_set: ImageSet) -> list[list[int]]:
+    """Positions of the images of each class that has several: with a class's only image left out, it would be gone.
+
+    None at all where most classes have one image: a few would choose for all.
+    """
+    classes = list(train_set.by_class().values())
+    found = [places for places in classes if len(places) > 1]
+    return found if 2 * len(found) >= len(classes) else []
+
+
 def _splits(train_set: ImageSet, seed: int) -> Iterator[list[int]]:
-    """Positions held out of each rehearsal; none of a class with one image, and nothing if all are like that."""
+    """Positions held out of each rehearsal, as far as there are several of a class."""
     rng = random.Random(f"rehearsal {seed}")
-    classes = [rng.sample(places, len(places)) for places in train_set.by_class().values() if len(places) > 1]
+    classes = [rng.sample(places, len(places)) for places in _several(train_set)]
     shots = max(map(len, classes), default=0)
     for turn in range(min(PART, shots, max(1, REHEARSED // max(1, shots)))):
         parts = [(places, max(1, len(places) // PART)) for places in classes]

@@ -6,9 +6,9 @@ rule and the offset are those of a grid that make the true classes most likely, 
 
 A list of new classes alone is answered by the same rule, or by the texts, if among themselves these make the classes
 left out clearly more likely than `PLAIN` does, by a standard error over classes; else by `PLAIN`, which did well on
-every set of photographs and drawings that it was measured on (docs/strong.md). A few classes say little about others,
-however many shots they have: EuroSAT's five base classes prefer a rule that gains nothing on the other five, where
-`PLAIN` gains five points.
+every set of photographs and drawings that it was measured on (docs/strong.md). Fewer than six classes are not asked:
+they say little about others, however many shots they have. EuroSAT's five base classes prefer a rule that gains nothing
+on the other five, where `PLAIN` gains five points.
 
 Where the head reads the image tower's middle, that has a word on whether an image is of a known class at all: scores of
 a class there say how much more probable it makes the image than a class in the middle of all would. How much of them
@@ -31,7 +31,7 @@ from perlclip.heads.discriminant import Discriminant, solution
 from perlclip.heads.regression import one_thread
 from perlclip.heads.unseen import NewClasses, Unseen, means_of
 
-FEWEST = 4  # classes, so that there are two to tell apart in either half
+FEWEST, FEW = 4, 6  # classes: two to tell apart in either half; so many say which rule is good for others
 TURNS, ENOUGH = 4, 160  # turns at most; that so many classes have been left out in all is enough
 HELD = 4  # of the classes that stay, one shot of so many is left out
 IMAGES = 500  # of classes left out, at most, to choose on, and as many of the others
@@ -73,26 +73,26 @@ class Fold:
 @one_thread()
 def choose_unseen(
     x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: float, seed: int = 1, middle: Read | None = None
-) -> tuple[Unseen | None, float]:
+) -> tuple[Unseen | None, float, float]:
     """The numbers for features `x_NE` and the texts `t_CE` that go with them; nothing if classes are too few.
 
-    And how much of the middle's scores, where a head reads it, counts for whether an image is of a known class.
+    And how much of the middle's scores, where a head reads it, counts for whether an image is of a known class, and the
+    offset for those who do not read it.
     """
     there = sorted(set(labels_N.tolist()))
     if len(there) < FEWEST:
-        return None, 0.0
+        return None, 0.0, 0.0
     folds = list(_folds(x_NE.double(), labels_N, t_CE.double(), logit_scale, there, seed, middle))
-    texts = _warmed(TEXTS, folds)
     # Fewer than four shots leave none of the known classes' to ask about: whether it is one of them, the texts say.
     alike = all(fold.new_N.all() for fold in folds)
     among, offset = (TEXTS, 0.0) if alike else _among(folds)
-    weight, offset = (0.0, offset) if alike or middle is None else _known(among, folds)
+    weight, beside = (0.0, offset) if alike or middle is None else _known(among, folds)
     alone = _warmed(PLAIN, folds)
-    for other in (texts, _warmed(among, folds)):
+    for other in (_warmed(TEXTS, folds), _warmed(among, folds)) if len(there) >= FEW else ():
         gain_C = other[1] - alone[1]
         if gain_C.mean() > CLEAR * gain_C.std() / sqrt(len(gain_C)):
             alone = other
-    return Unseen(alone=alone[0], among=among, offset=offset), weight
+    return Unseen(alone=alone[0], among=among, offset=beside), weight, offset
 
 
 def _among(folds: Sequence[Fold]) -> tuple[NewClasses, float]:

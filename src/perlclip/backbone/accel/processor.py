@@ -96,7 +96,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv_BNE: Tensor, front_BkE: Tensor | None, heads: int, causal: bool) -> Tensor:
-        ctx.front, ctx.all = 0 if front_BkE is None else front_BkE.shape[1], qkv_BNE.requires_grad
+        ctx.front, ctx.all = 0 if front_BkE is None else front_BkE.shape[1], ctx.needs_input_grad[0]
         rows_BNE = qkv_BNE if front_BkE is None else torch.cat([front_BkE, qkv_BNE], 1)
         qkv_3BHNd = rows_BNE.view(*rows_BNE.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4).contiguous()
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
