@@ -52,11 +52,13 @@ def stacked(arrays: list[dict]) -> dict[str, np.ndarray]:
     return runpy.run_path(str(EXAMPLE))["stacked"](arrays)
 
 
-def run_file(path: Path, adapters: list[Adapter], pixels: torch.Tensor, which: list[int]) -> np.ndarray:
+def run_file(
+    path: Path, adapters: list[Adapter], pixels: torch.Tensor, which: list[int], output: str = "logits"
+) -> np.ndarray:
     session = onnxruntime.InferenceSession(path)
     arrays = [adapter_arrays(adapter) for adapter in adapters]
     feed = {i.name: stacked([each[i.name] for each in arrays]) for i in session.get_inputs()[2:]}
-    return session.run(["logits"], {**feed, "pixels": pixels.numpy(), "which": np.array(which)})[0]
+    return session.run([output], {**feed, "pixels": pixels.numpy(), "which": np.array(which)})[0]
 
 
 @torch.no_grad()
@@ -92,6 +94,9 @@ def test_other_sizes_and_depths(any_backbone, tmp_path, depth):
     path = export_backbone(any_backbone, tmp_path / "a.onnx", steps=2, depth=depth)
     pixels = random_pixels(any_backbone, 3)
     assert np.abs(run_file(path, [adapter], pixels, [0, 0, 0]) - wanted(adapter, pixels)).max() < 1e-3
+    with torch.no_grad():
+        middle_BF = any_backbone.frozen(pixels).middle(any_backbone.vision.middle).numpy()
+    assert np.abs(run_file(path, [adapter], pixels, [0, 0, 0], "middle") - middle_BF).max() < 1e-4
 
 
 @pytest.mark.parametrize("family", ["siglip", "siglip2-odd", "metaclip_2-odd"])

@@ -269,6 +269,8 @@ class _Graph:
             if i == self.tower.depth - 1 and self.probe is None:
                 x, qkv = self.rows(x, row, row + 1), (self.rows(qkv[0], row, row + 1), qkv[1], qkv[2])
             x = self.finish(i, x, qkv)
+            if row == 0:  # before any thought
+                self.middle(x, i + 1)
         return x if self.probe is None else self.probed(self.probe, self.rows(x, row, END))
 
     def probed(self, probe: Probe, x: str) -> str:
@@ -284,8 +286,10 @@ class _Graph:
         y = self.linear(self.activate(y, probe.act), probe.fc2.weight, probe.fc2.bias, "probe.fc2")
         return self("Add", x, y)
 
-    def middle(self, x: str) -> None:
-        """What the rows say half way up: CLS, where there is one, and the mean of the patches."""
+    def middle(self, x: str, depth: int) -> None:
+        """What the rows say, if that is half way up: CLS, where there is one, and the mean of the patches."""
+        if depth != self.tower.middle:
+            return
         starts = self.tower.starts
         parts = [self.rows(x, i, i + 1) for i in range(starts)]
         parts += [self("ReduceMean", self.rows(x, starts, END), self.constant([1]), keepdims=1)]
@@ -312,14 +316,11 @@ class _Graph:
         for name in ("norm_weight", "norm_bias", "down_bias", "up_bias"):
             self.chosen[name] = self("Unsqueeze", self.chosen[name], self.constant([1]))
         self.chosen["down_weight"] = self("Transpose", self.chosen["down_weight"], perm=[0, 2, 1])
-        x = s = self.embed()
-        if not self.tower.middle:
-            self.middle(x)
-        for i in range(max(depth, self.tower.middle)):
-            x = self.finish(i, x, self.project(i, x))
-            s = x if i < depth else s
-            if i + 1 == self.tower.middle:
-                self.middle(x)
+        s = self.embed()
+        self.middle(s, 0)
+        for i in range(depth):
+            s = self.finish(i, s, self.project(i, s))
+            self.middle(s, i + 1)
         frozen = self.project(depth, s)
         states = [self.pool(depth, s, frozen, 0)]
         thoughts: list[str] = []
