@@ -35,6 +35,7 @@ PAIRS = (
     ("perl strong + head", "perl strong + ridge"),
     ("perl strong + head", "mma original"),
     ("perl strong + head", "mma original + head"),
+    ("perl strong + head", "mmrl++ original"),
 )
 T95 = {2: 4.303, 9: 2.262}  # two-sided, by degrees of freedom
 Key = tuple[str, str]  # set, seed
@@ -86,12 +87,12 @@ class Table:
 
     def __init__(self, path: Path) -> None:
         self.accuracy: dict[str, dict[str, dict[Key, float]]] = defaultdict(lambda: defaultdict(dict))
-        self.numbers: dict[str, list[int]] = defaultdict(list)
+        self.numbers: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         self.seconds: dict[str, list[float]] = defaultdict(list)
         with path.open() as file:
             for line in csv.DictReader(file):
                 self.accuracy[line["row"]][line["test"]][line["set"], line["seed"]] = float(line["accuracy"])
-                self.numbers[line["row"]].append(int(line["numbers"]))
+                self.numbers[line["row"]][line["set"]].append(int(line["numbers"]))
                 if line["seconds"]:
                     self.seconds[line["row"]].append(float(line["seconds"]))
         self.sets = sorted({name for tests in self.accuracy.values() for found in tests.values() for name, _ in found})
@@ -117,7 +118,8 @@ class Table:
             a, b = among
             cells += ["–" if a is None or b is None else f"{harmonic(a, b):.1f}"]
             seconds = self.seconds[row]
-            cells += [f"{fmean(self.numbers[row]):,.0f}", f"{median(seconds):.1f}" if seconds else "–"]
+            numbers = fmean(map(fmean, self.numbers[row].values()))
+            cells += [f"{numbers:,.0f}", f"{median(seconds):.1f}" if seconds else "–"]
             found.append((harmonic(base, novel), row, cells))
         return sorted(found, reverse=True)
 
