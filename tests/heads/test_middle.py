@@ -221,9 +221,12 @@ def test_those_who_have_embeddings_alone_are_answered_as_without_it(backbone, im
 def test_no_block_runs_twice_over_the_same_rows(backbone, images, depth, monkeypatch):
     tower, ran = backbone.vision, []
     plain = type(tower).rows
-    monkeypatch.setattr(type(tower), "rows", lambda self, start, rows, stop, **more: (
-        self is tower and ran.extend(range(start, stop)) or plain(self, start, rows, stop, **more)
-    ))  # fmt: skip
+
+    def noted(self, start, rows, stop, **more):
+        ran.extend(range(start, stop) if self is tower else ())
+        return plain(self, start, rows, stop, **more)
+
+    monkeypatch.setattr(type(tower), "rows", noted)
     method = perlclip.create_method("perl", backbone, seed=3, steps=0, vision_depth=depth).eval()
     answering(method, NAMES, headed(backbone)).logits(images)
     assert sorted(ran) == sorted(set(ran)) and max(ran) == tower.full - 1

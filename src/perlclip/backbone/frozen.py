@@ -48,7 +48,7 @@ class FrozenImages:
                 self.known[depth] = self.tower.run(x_BND, before or 0, depth)
         return self.known[depth]
 
-    def middle(self, depth: int, wanted: int | None = None) -> Tensor:
+    def middle(self, depth: int, *wanted: int | None) -> Tensor:
         """What the sequence says after `depth` blocks, (B, F): CLS, where there is one, and the mean of the patches.
 
         Both at unit length and side by side, all of it at unit length again, in float32. To gradients the lengths are
@@ -57,8 +57,8 @@ class FrozenImages:
         the way.
         """
         if not self._serves(self.middles.get(depth)):
-            if wanted is not None and wanted < depth:
-                self.rows(wanted)
+            for before in sorted(each for each in wanted if each is not None and each < depth):
+                self.rows(before)
             x_BND, starts = self.rows(depth), self.tower.starts
             with self.with_graph():
                 parts = [x_BND[:, i].float() for i in range(starts)] + [x_BND[:, starts:].mean(1, dtype=torch.float32)]

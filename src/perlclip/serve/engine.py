@@ -162,10 +162,8 @@ class Engine:
         """What the image tower's middle says about each row's image, (B, F), if a head asks for it."""
         if not _reads_middle(rows):
             return None
-        for wanted in sorted({row.adapter.shape.depths[0] for row in rows if row.adapter.shape}):
-            if wanted < self.backbone.vision.middle:
-                frozen.rows(wanted)
-        return frozen.middle(self.backbone.vision.middle)[torch.tensor(image_B, device=frozen.device)]
+        wanted = (row.adapter.shape.depths[0] for row in rows if row.adapter.shape)
+        return frozen.middle(self.backbone.vision.middle, *wanted)[torch.tensor(image_B, device=frozen.device)]
 
     def _think(self, frozen: FrozenImages, image_b: list[int], batch: "_Batch") -> Tensor:
         """The embeddings of every step, (K+1, b, E); a row that has stopped keeps its last one."""

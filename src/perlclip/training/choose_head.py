@@ -22,7 +22,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import sqrt
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -258,22 +258,30 @@ def choose(held: Said, shares: Sequence[float], how: str) -> Choice:
             grid += [(strength, text, scale) for scale in scales]
     at, right_GN = int(torch.cat(logp).argmax()), torch.cat(right)
     strength, text, scale = grid[at]
-    alone_N, chosen_N, more = texts_NC.argmax(-1) == labels_N, right_GN[at], (1.0, 0.0, STRENGTH)
+    alone_N, chosen_N, more = texts_NC.argmax(-1) == labels_N, right_GN[at], Beyond()
     if held.middle_LNC is not None:
         both_NC = text * texts_NC + scale * held.scores_LNC[held.solver.STRENGTHS.index(strength)].float()
         more, chosen_N = _choose_middle(both_NC, held.middle_LNC, labels_N)
-    if not (scale or more[1]) or _clearly_better(alone_N, chosen_N):
-        text, scale, chosen_N, more = 1.0, 0.0, alone_N, (1.0, 0.0, STRENGTH)  # texts alone keep their own scale
+    if not (scale or more.scale) or _clearly_better(alone_N, chosen_N):
+        text, scale, chosen_N, more = 1.0, 0.0, alone_N, Beyond()  # texts alone keep their own scale
     percent = [100 * right_N.double().mean().item() for right_N in (zero_N, adapted_N, chosen_N)]
     return Choice(
-        strength=strength, text=more[0] * text, scale=more[0] * scale, share=share, how=how, images=count,
-        beside=more[0], middle=more[1], middle_strength=more[2],
+        strength=strength, text=more.beside * text, scale=more.beside * scale, share=share, how=how, images=count,
+        beside=more.beside, middle=more.scale, middle_strength=more.strength,
         zero_shot=percent[0], adapted=percent[1], chosen=percent[2],
     )  # fmt: skip
 
 
-def _choose_middle(both_NC: Tensor, middle_LNC: Tensor, labels_N: Tensor) -> tuple[tuple[float, float, float], Tensor]:
-    """How much is left of the sum beside the middle's scores, their scale and strength; and what is right then."""
+class Beyond(NamedTuple):
+    """What the tower's middle adds to a sum: how much of it is left beside its scores, their scale and strength."""
+
+    beside: float = 1.0
+    scale: float = 0.0
+    strength: float = STRENGTH
+
+
+def _choose_middle(both_NC: Tensor, middle_LNC: Tensor, labels_N: Tensor) -> tuple[Beyond, Tensor]:
+    """The numbers, and what is right then."""
     scales_S11 = torch.tensor(MIDDLES)[:, None, None]
     found = []
     for strength, scores_NC in zip(Discriminant.STRENGTHS, middle_LNC.float(), strict=True):
@@ -281,7 +289,7 @@ def _choose_middle(both_NC: Tensor, middle_LNC: Tensor, labels_N: Tensor) -> tup
             sums_SNC = beside * both_NC + scales_S11 * scores_NC
             best, at = _logp(sums_SNC, labels_N).mean(1).max(0)
             right_N = sums_SNC[at].argmax(-1) == labels_N
-            found.append((best.item(), (beside, MIDDLES[int(at)], strength), right_N))
+            found.append((best.item(), Beyond(beside, MIDDLES[int(at)], strength), right_N))
     _, numbers, right_N = max(found, key=lambda each: each[0])
     return numbers, right_N
 
