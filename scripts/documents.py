@@ -354,8 +354,40 @@ def heads() -> str:
     return table(["shots", "", "toybox, ten sets", "among all", "photographs, three sets", "among all"], rows)
 
 
+SHOTS = ("1", "2", "4", "8", "16")
+
+
+def fewer_shots(file: str, *sets: str) -> Callable[[], str]:
+    """Accuracy by shots, of `everyone collect --few-shot`: means over these sets, or all; the best first."""
+
+    def make() -> str:
+        wanted = set(sets) or {line["set"] for line in read(STRONG / file)}
+        found: dict[str, dict[str, dict[str, list[float]]]] = {}
+        for line in read(STRONG / file):
+            if line["set"] in wanted:
+                by_name = found.setdefault(line["row"], {}).setdefault(line["shots"], {})
+                by_name.setdefault(line["set"], []).append(float(line["accuracy"]))
+        rows = []
+        for name, by_shots in found.items():
+            whole = {n: by_name for n, by_name in by_shots.items() if by_name.keys() == wanted}
+            cells = {n: f"{fmean(map(fmean, by_name.values())):.1f}" for n, by_name in whole.items()}
+            seeds = sorted({len(values) for by_name in whole.values() for values in by_name.values()})
+            if untrained := cells.get("0"):
+                rows.append([name, "–", *[untrained] * len(SHOTS)])
+            elif cells:
+                told = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+                rows.append([name, told, *(cells.get(n, "–") for n in SHOTS)])
+        rows.sort(key=lambda row: next(cell for cell in reversed(row[2:]) if cell != "–"), reverse=True)
+        return table(["shots", "seeds", *SHOTS], rows)
+
+    return make
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "heads": heads,
+    "shots-toybox": fewer_shots("shots-toybox.csv"),
+    "shots-eurosat": fewer_shots("shots-photographs.csv", "eurosat"),
+    "shots-photographs": fewer_shots("shots-photographs.csv"),
     "short": everyone("toybox", short, HEAD),
     "house": lambda: table(["package", "what it is", "imports"], house.rows()),
     "hostile": hostile_table,
