@@ -5,10 +5,12 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from perlclip.backbone import Backbone
+from perlclip.heads.answering import Answering
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.head import Head, make_head
 from perlclip.heads.middle import Middle
 from perlclip.heads.unseen import NewClasses, Unseen
+from perlclip.thinking.policy import Plan, Policy
 
 CLOSE = dict(atol=1e-5, rtol=1e-5)
 
@@ -63,3 +65,15 @@ def gaussian_head(backbone, names, seed: int = 0, shots: int = 5, **numbers) -> 
     x_NE = means_CE[labels_N] + 2 * torch.randn(len(labels_N), backbone.embed_dim, generator=draw)
     found = Discriminant.of(torch.nn.functional.normalize(x_NE, dim=-1), labels_N, len(names))
     return make_head(tuple(names), found, **{"strength": 0.5, "scale": 0.1, "unseen": UNSEEN} | numbers)
+
+
+def check_early_stops(asked: Answering, images: Tensor) -> None:
+    """Images that stop after step 0 or 1 have what is answered there."""
+    every_KBC = asked.image_trajectory(asked.method.encode_image_steps(images), asked.middle(images))
+    torch.testing.assert_close(every_KBC[-1], asked.logits(images), atol=1e-4, rtol=1e-4)
+    leads = every_KBC[0].topk(2).values
+    policy = Policy(first=(leads[:, 0] - leads[:, 1]).median().item(), lead=-1e5)
+    found = asked.answer(Plan(method=asked.method, steps=4, policy=policy), images)
+    assert set(found.steps_B.tolist()) == {0, 1}
+    expected = every_KBC[found.steps_B, torch.arange(len(images))]
+    torch.testing.assert_close(found.logits_BC, expected, atol=1e-4, rtol=1e-4)

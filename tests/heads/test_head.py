@@ -13,8 +13,7 @@ from perlclip.adapters.folder import CONFIG, OWN_HASH, WEIGHTS, Adapter, read_in
 from perlclip.heads.answering import Answering
 from perlclip.heads.head import FEATURES, Head, features, make_head
 from perlclip.text.classes import Classes
-from perlclip.thinking.policy import Plan, Policy
-from tests.common import loud, random_pixels
+from tests.common import check_early_stops, loud, random_pixels
 
 NAMES = ("red", "green grass", "blue")
 OTHERS = ("violet", "Green_Grass", "white", "red")
@@ -91,14 +90,7 @@ def test_an_image_that_stops_early_is_read_up_to_there(backbone, images, readout
     width = 5 if kind == "all" else 1
     head = random_head(backbone, width=width, text=0.5, scale=3.0, share=0.5, features=kind)
     asked = answering(method, NAMES, head)
-    every_KBC = asked.image_trajectory(method.encode_image_steps(images))
-    torch.testing.assert_close(every_KBC[-1], asked.logits(images), atol=1e-4, rtol=1e-4)
-    leads = every_KBC[0].topk(2).values
-    policy = Policy(first=(leads[:, 0] - leads[:, 1]).median().item(), lead=-1e5)
-    found = asked.answer(Plan(method=method, steps=4, policy=policy), images)
-    assert set(found.steps_B.tolist()) == {0, 1}
-    expected = every_KBC[found.steps_B, torch.arange(len(images))]
-    torch.testing.assert_close(found.logits_BC, expected, atol=1e-4, rtol=1e-4)
+    check_early_stops(asked, images)
 
 
 @pytest.mark.parametrize("how", ["gradient", "occlusion"])

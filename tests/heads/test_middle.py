@@ -15,11 +15,10 @@ from perlclip.data.sets import ImageSet
 from perlclip.heads.answering import Answering
 from perlclip.heads.head import Head
 from perlclip.text.classes import Classes
-from perlclip.thinking.policy import Plan, Policy
 from perlclip.training.choose_head import FIXED, Discriminant, Said, choose, choose_head
 from perlclip.training.choose_unseen import choose_unseen
 from perlclip.training.shots import look_at
-from tests.common import gaussian_head, loud, random_middle, random_pixels
+from tests.common import check_early_stops, gaussian_head, loud, random_middle, random_pixels
 
 NAMES, NEW = ("red", "green", "blue", "white"), ("violet", "black")
 
@@ -123,14 +122,7 @@ def test_how_much_it_says_of_that_is_chosen_with_classes_left_out():
 def test_images_that_stop_early_have_it_too(backbone, images):
     method = loud(perlclip.create_method("perl", backbone, seed=3, readout="mean")).eval()
     asked = answering(method, NAMES, headed(backbone, text=0.5))
-    every_KBC = asked.image_trajectory(method.encode_image_steps(images), asked.middle(images))
-    torch.testing.assert_close(every_KBC[-1], asked.logits(images), atol=1e-4, rtol=1e-4)
-    leads = every_KBC[0].topk(2).values
-    policy = Policy(first=(leads[:, 0] - leads[:, 1]).median().item(), lead=-1e5)
-    found = asked.answer(Plan(method=method, steps=4, policy=policy), images)
-    assert set(found.steps_B.tolist()) == {0, 1}
-    expected = every_KBC[found.steps_B, torch.arange(len(images))]
-    torch.testing.assert_close(found.logits_BC, expected, atol=1e-4, rtol=1e-4)
+    check_early_stops(asked, images)
 
 
 @pytest.mark.parametrize("names", [NAMES, (*NAMES, *NEW)], ids=["trained", "with new ones"])
