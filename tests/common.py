@@ -64,7 +64,7 @@ def gaussian_head(backbone, names, seed: int = 0, shots: int = 5, **numbers) -> 
     means_CE = torch.randn(len(names), backbone.embed_dim, generator=draw)
     x_NE = means_CE[labels_N] + 2 * torch.randn(len(labels_N), backbone.embed_dim, generator=draw)
     found = Discriminant.of(torch.nn.functional.normalize(x_NE, dim=-1), labels_N, len(names))
-    return make_head(tuple(names), found, **{"strength": 0.5, "scale": 0.1, "unseen": UNSEEN} | numbers)
+    return make_head(tuple(names), found.kept(), **{"strength": 0.5, "scale": 0.1, "unseen": UNSEEN} | numbers)
 
 
 def check_early_stops(asked: Answering, images: Tensor) -> None:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from perlclip import PerlclipError
 from perlclip.heads import discriminant
-from perlclip.heads.discriminant import DIRECTIONS, Discriminant, solution
+from perlclip.heads.discriminant import DIRECTIONS, Discriminant
 from tests.heads.test_regression import samples
 
 STRENGTHS = (0.1, 0.5, 0.95)
@@ -44,8 +44,6 @@ def test_the_solution_and_every_answer_left_out_are_those_of_fits(count, width):
         given = 5, strength, found.spread, count - 4
         for got, want in zip(found.solution(strength), brute_force(x_NE, labels_N, *given), strict=True):
             torch.testing.assert_close(got, want)
-        for got, want in zip(solution(x_NE, labels_N, 5, strength), found.solution(strength), strict=True):
-            torch.testing.assert_close(got, want)
         expected, away, others = torch.zeros_like(scores_NC), torch.zeros(count).double(), torch.zeros(count).double()
         for group in groups_N.unique():
             inside = groups_N == group
@@ -64,12 +62,12 @@ def test_the_solution_and_every_answer_left_out_are_those_of_fits(count, width):
 
 
 @pytest.mark.parametrize(("count", "width"), [(90, 40), (40, 90)], ids=["primal", "dual"])
-def test_a_large_decomposition_is_rounded_where_it_does_not_matter(count, width, monkeypatch):
+def test_a_large_matrix_is_rounded_where_it_does_not_matter(count, width, monkeypatch):
     x_NE, labels_N = samples(count, width, 3)
-    exact = Discriminant.of(x_NE, labels_N, 3)
+    exact, rounded = (Discriminant.of(x_NE, labels_N, 3) for _ in range(2))
+    assert exact.scatter.dtype == torch.float64
     monkeypatch.setattr(discriminant, "LARGE", 30)
-    rounded = Discriminant.of(x_NE, labels_N, 3)
-    assert not torch.equal(rounded.directions_RE, exact.directions_RE)
+    assert rounded.scatter.dtype == torch.float32
     for strength in (0.2, 0.95):
         left = [(it.left_out((strength,), torch.arange(count)), *it.solution(strength)) for it in (rounded, exact)]
         for got, want in zip(*left, strict=True):
@@ -107,10 +105,20 @@ def test_what_an_adapter_keeps_is_rounded_and_stays_as_it_is():
     x_NE, labels_N = samples(90, 64, 3)
     found = Discriminant.of(x_NE, labels_N, 3)
     kept = found.kept()
-    assert len(found.directions_RE) == 64 and len(kept.directions_RE) == DIRECTIONS
-    assert kept.directions_RE.square().sum() > 0.7 * found.directions_RE.square().sum()
-    for a, b in zip(vars(kept).values(), vars(kept.kept()).values(), strict=True):
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    variance = found.scatter.trace()
+    assert len(kept.directions_RE) == DIRECTIONS and kept.directions_RE.square().sum() > 0.7 * variance
+    torch.testing.assert_close(kept.directions_RE.square().sum() + 32 * kept.rest, variance, rtol=1e-3, atol=0)
+    for rounded, dtype in ((kept.means_CE, torch.half), (kept.directions_RE, torch.half), (kept.center_E, torch.float)):
+        assert torch.equal(rounded, rounded.to(dtype).double())
+
+
+def test_scores_by_several_strengths_are_those_of_each():
+    x_NE, labels_N = samples(90, 64, 3)
+    kept = Discriminant.of(x_NE, labels_N, 3).kept()
+    means_CE = torch.cat([kept.means_CE, 2 * kept.means_CE[:2]])
+    for strength, scores_NC in zip(STRENGTHS, kept.scores(x_NE, means_CE, STRENGTHS), strict=True):
+        weight_CE, bias_C = kept.scores_of(means_CE, strength)
+        torch.testing.assert_close(scores_NC, x_NE.double() @ weight_CE.T + bias_C)
 
 
 def test_one_shot_of_each_class_and_one_class_alone_have_a_solution():

@@ -1,6 +1,8 @@
 """What a head says about classes that it was not trained on."""
 
 from dataclasses import replace
+from itertools import product
+from statistics import fmean
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.head import make_head
 from perlclip.heads.unseen import NewClasses, means_of
 from perlclip.text.classes import Classes
+from perlclip.training import choose_unseen as choosing
 from perlclip.training.choose_unseen import FEW, PLAIN, choose_unseen
 from tests.common import UNSEEN, gaussian_head, random_pixels
 
@@ -79,6 +82,34 @@ def test_few_classes_or_shots_leave_less_to_choose():
     assert found.alone.scale > 0
 
 
+@pytest.mark.parametrize("logit_scale", [20.0, 300.0])
+def test_the_rule_for_both_kinds_is_the_most_likely_of_the_grid(logit_scale, monkeypatch):
+    """Against every mixture and offset by itself; scores of embeddings with little noise are in the hundreds."""
+    x_NE, labels_N, t_CE = world(8, shots=8, noise=0.1)
+    models = choosing.MODELS[:: len(choosing.MEANS)]
+    for name, value in (("TURNS", 1), ("MEANS", choosing.MEANS[:1]), ("MODELS", models)):
+        monkeypatch.setattr(choosing, name, value)
+    folds = list(choosing._folds(x_NE.double(), labels_N, t_CE.double(), logit_scale, range(8), 1, None))
+    likely = {}
+    for m, (t, text), (s, scale) in product(
+        range(len(models)), enumerate(choosing.MIXED_TEXTS), enumerate(choosing.MIXED_SCALES)
+    ):
+        kinds = {(offset, new): [] for offset in choosing.OFFSETS.tolist() for new in (False, True)}
+        for fold in folds:
+            logits_NC = text * fold.texts_NC.double() + scale * fold.scores_MNC[m].double()
+            for part in (slice(fold.stayed), slice(fold.stayed, None)):
+                mixed_NTS = choosing._mixed(fold.texts_NC, fold.scores_MNC[m], part)
+                torch.testing.assert_close(mixed_NTS[:, t, s], logits_NC[:, part].logsumexp(-1))
+            for (offset, new), values in kinds.items():
+                shifted_NC = logits_NC + offset * (torch.arange(8) < fold.stayed)
+                logp_N = shifted_NC.log_softmax(-1).gather(1, fold.labels_N[:, None])[:, 0]
+                values += logp_N[fold.new_N == new].tolist()
+        for offset in choosing.OFFSETS.tolist() if text or scale else ():
+            rule = replace(models[m], text=text, scale=scale)
+            likely[rule, offset] = sum(fmean(kinds[offset, new]) for new in (False, True))
+    assert likely[choosing._among(folds)] == pytest.approx(max(likely.values()), abs=1e-5)
+
+
 def test_means_that_mislead_leave_it_to_the_texts():
     """Images lie where the next class's text would have them, more than by their own: no mean is to be guessed."""
     x_NE, labels_N, t_CE = world(12, noise=0.2, look=0.0)
@@ -112,7 +143,7 @@ def test_copies_of_one_shot_do_not_make_it_sure():
 
 def test_a_trained_class_without_a_shot_says_nothing_about_others():
     x_NE, labels_N, t_CE = world(8)
-    without, fewer = Discriminant.of(x_NE, labels_N, 9), Discriminant.of(x_NE, labels_N, 8)
+    without, fewer = (Discriminant.of(x_NE, labels_N, classes).kept() for classes in (9, 8))
     more_CE = torch.cat([t_CE, 5 * torch.ones(1, 24)])
     rule = NewClasses(handed=1.0)
     torch.testing.assert_close(means_of(without, more_CE, t_CE[:2], rule), means_of(fewer, t_CE, t_CE[:2], rule))

@@ -173,13 +173,12 @@ class Head:
 
 
 def make_head(class_names: tuple[str, ...], found: tuple[Tensor, Tensor] | Gaussians, **numbers: Any) -> Head:
-    """A head from ridge regression's solution or from Gaussians, whose numbers are rounded to what a file holds."""
+    """A head from ridge regression's solution, rounded to what a file holds, or from Gaussians that are it already."""
     if isinstance(found, tuple):
         weight_CE, bias_C = found
         return Head(class_names=class_names, weight_CE=weight_CE.half().float(), bias_C=bias_C.float(), **numbers)
-    kept = found.kept()
-    weight_CE, bias_C = (each.float() for each in kept.solution(numbers["strength"]))
-    return Head(class_names=class_names, weight_CE=weight_CE, bias_C=bias_C, gaussians=kept, **numbers)
+    weight_CE, bias_C = (each.float() for each in found.solution(numbers["strength"]))
+    return Head(class_names=class_names, weight_CE=weight_CE, bias_C=bias_C, gaussians=found, **numbers)
 
 
 def _read_gaussians(

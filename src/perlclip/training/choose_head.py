@@ -2,7 +2,7 @@
 
 Four numbers are chosen on shots that the answer in question has not seen: the head's strength, the weights of texts and
 head in the sum, and the share of the adapted answer against zero-shot's. Where nothing but the head is trained, each
-shot in turn is left out, which is exact and costs one decomposition. A trained method has seen its shots, and its
+shot in turn is left out, which is exact and costs no other fit. A trained method has seen its shots, and its
 answers to them are too good; so training is *rehearsed* on three quarters of them, and the rest is looked at; with
 fewer shots several times, each time without others. One shot of each class leaves nothing to look at: fixed numbers.
 What the image tower's middle adds (`heads.middle`) is chosen on top of that, on the same shots; what is said about
@@ -221,7 +221,7 @@ def choose_head(
     ruled = unseen is not None and unseen.among.scale > 0 and seen.frozen
     choice = replace(choice, trained=method.num_trainable > 0, unseen=unseen, ruled=ruled)
     head = make_head(
-        train_set.class_names, fitted if isinstance(fitted, Discriminant) else fitted.solution(choice.strength),
+        train_set.class_names, fitted.kept() if isinstance(fitted, Discriminant) else fitted.solution(choice.strength),
         strength=choice.strength, text=choice.text, scale=choice.scale,
         share=choice.share, features=FEATURES, unseen=unseen,
         middle=looked and _middle(method, looked, choice, among, offset),

@@ -14,7 +14,8 @@ Where the head reads the image tower's middle, that has a word on whether an ima
 a class there say how much more probable it makes the image than a class in the middle of all would. How much of them
 counts, and the offset beside it, make images of known classes and of left out ones most likely to be that.
 
-Shapes: N images, C classes, S of them known, E embedding width, F the middle's, M models, T mixtures, O offsets.
+Shapes: N images, C classes, K of them known, E embedding width, F the middle's, M models, T weights of texts,
+S of scores, O offsets.
 """
 
 import random
@@ -23,11 +24,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import sqrt
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from perlclip.heads.discriminant import Discriminant, solution
+from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.regression import one_thread
 from perlclip.heads.unseen import NewClasses, Unseen, means_of
 
@@ -35,13 +37,11 @@ FEWEST, FEW = 4, 6  # classes: two to tell apart in either half; so many say whi
 TURNS, ENOUGH = 4, 160  # turns at most; that so many classes have been left out in all is enough
 HELD = 4  # of the classes that stay, one shot of so many is left out
 IMAGES = 500  # of classes left out, at most, to choose on, and as many of the others
+STRENGTHS, MEANS = (0.4, 0.6, 0.8, 0.95), tuple(product((0.7, 1.0), (0.0, 1.0, 3.0)))
 MODELS = tuple(
-    NewClasses(strength=strength, gain=gain, handed=handed)
-    for strength, gain, handed in product((0.4, 0.6, 0.8, 0.95), (0.7, 1.0), (0.0, 1.0, 3.0))
+    NewClasses(strength=strength, gain=gain, handed=handed) for strength in STRENGTHS for gain, handed in MEANS
 )
-MIXTURES = tuple(
-    (text, scale) for text in (0.0, 0.25, 0.5, 1.0) for scale in (0.0, *(2.0**k for k in range(-6, 1))) if text or scale
-)
+MIXED_TEXTS, MIXED_SCALES = (0.0, 0.25, 0.5, 1.0), (0.0, *(2.0**k for k in range(-6, 1)))
 OFFSETS = torch.arange(-8, 9) / 2
 PLAIN = NewClasses(text=1.0, scale=1.0, strength=0.95, gain=0.7)
 TEXTS = replace(MODELS[0], text=1.0, scale=0.0)
@@ -62,7 +62,7 @@ class Fold:
     stayed: int
     texts_NC: Tensor
     scores_MNC: Tensor
-    middle_NS: Tensor | None = None  # what the tower's middle says of the classes that stayed
+    middle_NK: Tensor | None = None  # what the tower's middle says of the classes that stayed
 
     @property
     def new_N(self) -> Tensor:
@@ -97,24 +97,35 @@ def choose_unseen(
 
 def _among(folds: Sequence[Fold]) -> tuple[NewClasses, float]:
     """The rule and the offset by which all images, of known classes and of new ones, are most likely what they are."""
-    mixtures_T11 = torch.tensor(MIXTURES).T[..., None, None]
-    likely_OP = torch.zeros(len(OFFSETS), len(MODELS) * len(MIXTURES))
+    likely_OMTS = torch.zeros(len(OFFSETS), len(MODELS), len(MIXED_TEXTS), len(MIXED_SCALES))
     counts = [sum(int((fold.new_N == new).sum()) for fold in folds) for new in (False, True)]
     for fold in folds:
         weight_N = torch.where(fold.new_N, 1 / counts[1], 1 / counts[0])
-        shift_ON = OFFSETS[:, None] * ~fold.new_N
+        shift_O11 = weight_N[~fold.new_N].sum() * OFFSETS[:, None, None]
+        parts = slice(fold.stayed), slice(fold.stayed, None), fold.labels_N
         for m, scores_NC in enumerate(fold.scores_MNC):
-            logits_TNC = mixtures_T11[0] * fold.texts_NC + mixtures_T11[1] * scores_NC
-            true_TN = logits_TNC.gather(-1, fold.labels_N.expand(logits_TNC.shape[:-1])[..., None])[..., 0]
-            known_TN, new_TN = (
-                part.logsumexp(-1) for part in (logits_TNC[..., : fold.stayed], logits_TNC[..., fold.stayed :])
-            )
-            for o, shift_N in enumerate(shift_ON):
-                logp_TN = true_TN + shift_N - torch.logaddexp(known_TN + OFFSETS[o], new_TN)
-                likely_OP[o, m * len(MIXTURES) : (m + 1) * len(MIXTURES)] += logp_TN @ weight_N
-    o, p = divmod(int(likely_OP.argmax()), likely_OP.shape[1])
-    text, scale = MIXTURES[p % len(MIXTURES)]
-    return replace(MODELS[p // len(MIXTURES)], text=text, scale=scale), OFFSETS[o].item()
+            known_NTS, new_NTS, true_NTS = (_mixed(fold.texts_NC, scores_NC, part) for part in parts)
+            lead_NTS, below_NTS = ((each - new_NTS).float() for each in (known_NTS, true_NTS))
+            logp_NOTS = below_NTS[:, None] - F.softplus(lead_NTS[:, None] + OFFSETS[:, None, None])
+            likely_OMTS[:, m] += torch.tensordot(weight_N, logp_NOTS, 1) + shift_O11
+    likely_OMTS[..., 0, 0] = -torch.inf  # says nothing
+    o, m, t, s = (int(k) for k in np.unravel_index(int(likely_OMTS.argmax()), likely_OMTS.shape))
+    return replace(MODELS[m], text=MIXED_TEXTS[t], scale=MIXED_SCALES[s]), OFFSETS[o].item()
+
+
+def _mixed(texts_NC: Tensor, scores_NC: Tensor, of: slice | Tensor) -> Tensor:
+    """Logsumexp over some classes, or the logit of one, by every mixture of texts and scores, (N, T, S).
+
+    Sums of products of powers are products of two matrices. No sum is 0 in float64: the class with the highest score
+    has a text within twice CLIP's logit scale of the others'.
+    """
+    parts = []
+    for logits_NC, weights in ((texts_NC, MIXED_TEXTS), (scores_NC, MIXED_SCALES)):
+        some_NC = (logits_NC[:, of] if isinstance(of, slice) else logits_NC.gather(1, of[:, None])).double()
+        most_N1, weights_W = some_NC.amax(1, keepdim=True), torch.tensor(weights).double()
+        parts.append(((weights_W[:, None] * (some_NC - most_N1)[:, None]).exp(), weights_W * most_N1))
+    (e_NTC, most_NT), (e_NSC, most_NS) = parts
+    return (e_NTC @ e_NSC.mT).log() + most_NT[..., None] + most_NS[:, None]
 
 
 def _known(rule: NewClasses, folds: Sequence[Fold]) -> tuple[float, float]:
@@ -122,10 +133,10 @@ def _known(rule: NewClasses, folds: Sequence[Fold]) -> tuple[float, float]:
     model, likely_AO = _model(rule), torch.zeros(len(AMONG), len(OFFSETS))
     counts = [sum(int((fold.new_N == new).sum()) for fold in folds) for new in (False, True)]
     for fold in folds:
-        assert fold.middle_NS is not None
+        assert fold.middle_NK is not None
         logits_NC = rule.text * fold.texts_NC + rule.scale * fold.scores_MNC[model]
-        new_N, stayed_NS = logits_NC[:, fold.stayed :].logsumexp(-1), logits_NC[:, : fold.stayed]
-        known_AN = torch.stack([(stayed_NS + weight * fold.middle_NS).logsumexp(-1) for weight in AMONG])
+        new_N, stayed_NK = logits_NC[:, fold.stayed :].logsumexp(-1), logits_NC[:, : fold.stayed]
+        known_AN = torch.stack([(stayed_NK + weight * fold.middle_NK).logsumexp(-1) for weight in AMONG])
         lead_AON = known_AN[:, None] + OFFSETS[:, None] - new_N
         logp_AON = F.logsigmoid(torch.where(fold.new_N, -lead_AON, lead_AON))
         likely_AO += logp_AON @ torch.where(fold.new_N, 1 / counts[1], 1 / counts[0])
@@ -174,20 +185,18 @@ def _folds(
             ]
             rows_N, fit_N = torch.tensor(fitted).T
             kept = Discriminant.of(x_NE[rows_N], fit_N, len(stay)).kept()
-            read = middle and solution(middle[0][rows_N], fit_N, len(stay), middle[1])
+            read = middle and Discriminant.of(middle[0][rows_N], fit_N, len(stay)).solution(middle[1])
             rows_N, asked_N = torch.tensor(asked).T
-            scores, guessed = [], {}
-            for rule in MODELS:
-                kind = rule.gain, rule.handed
-                if kind not in guessed:
-                    guessed[kind] = means_of(kept, t_CE[stay], t_CE[left], rule)
-                weight_CE, bias_C = kept.scores_of(torch.cat([kept.means_CE, guessed[kind]]), rule.strength)
-                scores.append((x_NE[rows_N] @ weight_CE.T + bias_C).float())
+            by_means = []
+            for gain, handed in MEANS:
+                new_CE = means_of(kept, t_CE[stay], t_CE[left], NewClasses(gain=gain, handed=handed))
+                by_means.append(kept.scores(x_NE[rows_N], torch.cat([kept.means_CE, new_CE]), STRENGTHS).float())
+            scores_MNC = torch.stack(by_means, 1).flatten(0, 1)
             texts_NC = logit_scale * x_NE[rows_N] @ t_CE[[*stay, *left]].T
-            middle_NS = None
+            middle_NK = None
             if middle and read:
-                middle_NS = (middle[0][rows_N].double() @ read[0].T + read[1]).float()
-            yield Fold(labels_N[rows_N], asked_N, len(stay), texts_NC.float(), torch.stack(scores), middle_NS)
+                middle_NK = (middle[0][rows_N].double() @ read[0].T + read[1]).float()
+            yield Fold(labels_N[rows_N], asked_N, len(stay), texts_NC.float(), scores_MNC, middle_NK)
 
 
 def _some(asked: list[tuple[int, int]], most: int, rng: random.Random) -> list[tuple[int, int]]:
