@@ -62,12 +62,11 @@ class Gaussians:
     def scores(self, x_NE: Tensor, means_CE: Tensor, strengths: Sequence[float]) -> Tensor:
         """Scores of embeddings for classes with these means, (L, N, C), with what strengths share done once."""
         x_NE = x_NE - self.center_E
-        (x_NR, m_CR), mm_C = (rows @ self.directions_RE.T for rows in (x_NE, means_CE)), means_CE.square().sum(-1)
-        x_mean_NC, found = x_NE @ means_CE.T - mm_C / 2, []
+        x_NR, m_CR = (rows @ self.directions_RE.T for rows in (x_NE, means_CE))
+        plain_NC, found = x_NE @ means_CE.T - means_CE.square().sum(-1) / 2, []
         for strength in strengths:
             beside, less_R = self._inverse(strength)
-            mm_C = m_CR.square() @ less_R
-            found.append(beside * x_mean_NC - (x_NR * less_R) @ m_CR.T + mm_C / 2)
+            found.append(beside * plain_NC - (x_NR * less_R) @ m_CR.T + m_CR.square() @ less_R / 2)
         return torch.stack(found)
 
     def divided(self, rows_XE: Tensor, strength: float) -> Tensor:
@@ -86,11 +85,10 @@ class Gaussians:
 class Discriminant:
     """The fit to shots, and what leaving some of them out takes."""
 
-    x_NE: Tensor  # from the centre
+    rest_NE: Tensor  # of each shot, from its class's mean
     labels_N: Tensor
-    means_CE: Tensor
+    means_CE: Tensor  # from the centre
     center_E: Tensor
-    rest_NE: Tensor  # from the class's mean
     free: int  # degrees of freedom
     spread: float
 
@@ -109,18 +107,17 @@ class Discriminant:
         means_CE = sums_CE / count_C.clamp(min=1)[:, None]
         center_E = means_CE[there_C].mean(0)
         means_CE = (means_CE - center_E) * there_C[:, None]
-        x_NE = x_NE - center_E
-        rest_NE, free = x_NE - means_CE[labels_N], max(1, len(x_NE) - int(there_C.sum()))
+        rest_NE, free = x_NE - center_E - means_CE[labels_N], max(1, len(x_NE) - int(there_C.sum()))
         # One shot of each class, or copies of it, say nothing about how images of one class differ.
         within, between_C = rest_NE.square().sum().item() / free, means_CE.square().sum(-1)[there_C]
         spread = max(within, COPIES * between_C.mean().item()) if len(x_NE) > len(between_C) else 0.0
         spread = (spread or between_C.mean().item() or 1.0) / x_NE.shape[1]
-        return cls(x_NE, labels_N, means_CE, center_E, rest_NE, free, spread)
+        return cls(rest_NE, labels_N, means_CE, center_E, free, spread)
 
     @property
     def wide(self) -> bool:
         """Whether there are fewer shots than numbers of each."""
-        return self.x_NE.shape[1] > len(self.x_NE)
+        return self.rest_NE.shape[1] > len(self.rest_NE)
 
     @cached_property
     def scatter(self) -> Tensor:
@@ -144,7 +141,7 @@ class Discriminant:
 
         Of all shots, or of those asked for, whose groups are given then.
         """
-        asked_n = torch.arange(len(self.x_NE)) if asked_n is None else asked_n
+        asked_n = torch.arange(len(self.rest_NE)) if asked_n is None else asked_n
         labels_n, shots_C = self.labels_N[asked_n], torch.bincount(self.labels_N, minlength=len(self.means_CE))
         rows_XE = torch.cat([self.rest_NE[asked_n], self.means_CE])  # a shot is its mean and the rest
         along_XR = rows_XE @ self.rest_NE.T / self.free**0.5 if self.wide else rows_XE
@@ -182,7 +179,7 @@ class Discriminant:
         rows_RE = basis.T @ self.rest_NE / self.free**0.5 if self.wide else basis.T * d_R[:DIRECTIONS].sqrt()[:, None]
         means_CE, directions_RE = (t.half().double().contiguous() for t in (self.means_CE, rows_RE))
         directions_RE = directions_RE[directions_RE.any(-1)]  # some are too short for float16
-        rest = d_R[DIRECTIONS:].sum().item() / max(1, self.x_NE.shape[1] - len(directions_RE))
+        rest = d_R[DIRECTIONS:].sum().item() / max(1, self.rest_NE.shape[1] - len(directions_RE))
         return Gaussians(means_CE, self.center_E.float().double(), directions_RE, self.spread, rest)
 
 
