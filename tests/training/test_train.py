@@ -14,6 +14,7 @@ import torch
 import perlclip
 from perlclip import ImageSet, PerlclipError, Recipe
 from perlclip.backbone.accel import cuda_graphs
+from perlclip.training import loop
 from perlclip.training.gradients import Gradients
 from perlclip.training.loop import Interrupted
 
@@ -381,3 +382,17 @@ def test_class_texts_are_encoded_once_and_again_after_a_change(backbone, train_s
         assert len(calls) == 2
     method.loss(pixels, torch.tensor([0, 1]), state).backward()
     assert len(calls) == 3, "never kept while gradients are recorded"
+
+
+@pytest.mark.parametrize(("widest", "threads"), [(loop.SMALL, 1), (16, 2)])
+def test_small_backbones_train_on_one_thread(widest, threads, backbone, train_set, monkeypatch):
+    monkeypatch.setattr(loop, "SMALL", widest)
+    seen, step = [], loop._Run.train_step
+    monkeypatch.setattr(loop._Run, "train_step", lambda *given: (seen.append(torch.get_num_threads()), step(*given)))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        trained(backbone, train_set)
+        assert set(seen) == {threads} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
