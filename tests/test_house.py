@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
 # From the bottom up; a package imports only what stands before it, or beside it on the same line.
 ORDER = (
-    ("errors", "files", "progress"), ("text",), ("data",), ("backbone",), ("methods",), ("reference",), ("thinking",),
-    ("heads",), ("trust",), ("adapters",), ("training",), ("inference",), ("labels",), ("bench",), ("batch",),
-    ("export",), ("viz",), ("report",), ("analysis",), ("serve",), ("studio",), ("cli",),
+    ("errors", "files", "progress", "threads"), ("text",), ("data",), ("backbone",), ("methods",), ("reference",),
+    ("thinking",), ("heads",), ("trust",), ("adapters",), ("training",), ("inference",), ("labels",), ("bench",),
+    ("batch",), ("export",), ("viz",), ("report",), ("analysis",), ("serve",), ("studio",), ("cli",),
 )  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 # What stands below and is not to be imported all the same.

@@ -101,7 +101,7 @@ def test_directions_in_which_a_class_differs_count_less():
     assert ratio < 0.02
 
 
-def test_what_an_adapter_keeps_is_rounded_and_stays_as_it_is():
+def test_what_an_adapter_keeps_is_rounded_and_has_all_of_the_variance():
     x_NE, labels_N = samples(90, 64, 3)
     found = Discriminant.of(x_NE, labels_N, 3)
     kept = found.kept()

@@ -82,10 +82,10 @@ def test_few_classes_or_shots_leave_less_to_choose():
     assert found.alone.scale > 0
 
 
-@pytest.mark.parametrize("logit_scale", [20.0, 300.0])
-def test_the_rule_for_both_kinds_is_the_most_likely_of_the_grid(logit_scale, monkeypatch):
+@pytest.mark.parametrize(("logit_scale", "noise"), [(20.0, 1.0), (300.0, 0.1)])
+def test_the_rule_for_both_kinds_is_the_most_likely_of_the_grid(logit_scale, noise, monkeypatch):
     """Against every mixture and offset by itself; scores of embeddings with little noise are in the hundreds."""
-    x_NE, labels_N, t_CE = world(8, shots=8, noise=0.1)
+    x_NE, labels_N, t_CE = world(8, shots=8, noise=noise)
     models = choosing.MODELS[:: len(choosing.MEANS)]
     for name, value in (("TURNS", 1), ("MEANS", choosing.MEANS[:1]), ("MODELS", models)):
         monkeypatch.setattr(choosing, name, value)

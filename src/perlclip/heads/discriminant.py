@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 
 from perlclip.errors import PerlclipError
-from perlclip.heads.regression import groups_of, one_thread
+from perlclip.heads.regression import groups_of
+from perlclip.threads import one_thread
 
 LEAST = 1e-6  # strength
 COPIES = 1e-3  # of the classes' mean squared distance from the centre: shots of one class differ by that, at least

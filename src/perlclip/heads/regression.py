@@ -16,7 +16,6 @@ Shapes: N samples, E embedding width, C classes, R the smaller of N and E, L str
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,17 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.errors import PerlclipError
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small matrices are not worth more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+from perlclip.threads import one_thread
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from perlclip.heads.discriminant import Discriminant
-from perlclip.heads.regression import one_thread
 from perlclip.heads.unseen import NewClasses, Unseen, means_of
+from perlclip.threads import one_thread
 
 FEWEST, FEW = 4, 6  # classes: two to tell apart in either half; so many say which rule is good for others
 TURNS, ENOUGH = 4, 160  # turns at most; that so many classes have been left out in all is enough

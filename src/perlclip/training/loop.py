@@ -31,11 +31,11 @@ from perlclip.data.decoding import readable
 from perlclip.data.loading import epoch_order, random_views
 from perlclip.data.sets import ImageSet
 from perlclip.errors import PerlclipError, Terminated, first_line
-from perlclip.heads.regression import one_thread
 from perlclip.methods.base import ClassState, Method, config_dict
 from perlclip.methods.recipe import Recipe
 from perlclip.methods.registry import default_recipe, find_recipe
 from perlclip.progress import progress_bar
+from perlclip.threads import one_thread
 from perlclip.training.checkpoint import read_checkpoint, save_checkpoint
 from perlclip.training.choose_head import Choice, HeldOut, choose_head
 from perlclip.training.choose_thresholds import set_thresholds
@@ -447,10 +447,7 @@ _SIGNALS: dict[int, type[KeyboardInterrupt]] = {signal.SIGINT: Interrupted, sign
 
 
 def _threads(backbone: Backbone) -> AbstractContextManager[None]:
-    """One for small backbones on a CPU: as fast as two, and beside other work many times faster.
-
-    Threads that wait for each other after each of a million small products wait for the others' turns as well.
-    """
+    """One for small backbones on a CPU: as fast as two, and beside other work many times faster."""
     small = backbone.device.type == "cpu" and max(backbone.vision.width, backbone.text.width) <= SMALL
     return one_thread() if small else nullcontext()
 

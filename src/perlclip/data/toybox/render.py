@@ -22,6 +22,7 @@ from torch import Tensor
 
 from perlclip.data.toybox.draws import Draws
 from perlclip.data.toybox.world import SHAPES, TEXTURES, Scenes
+from perlclip.threads import one_thread
 
 _CPU_CHUNK = 32  # scenes drawn together on a CPU, so that the working set stays in its cache
 _ATLAS = 384  # rows and columns of a shape
@@ -262,16 +263,11 @@ def quantise(picture_BCHW: Tensor) -> Tensor:
 def draw_in_chunks(draw: Callable[[slice], Tensor], count: int, device: torch.device) -> Tensor:
     """Join what `draw` makes of each piece of a batch: small pieces on a CPU, one elsewhere.
 
-    A CPU draws on one thread: the operations are so short that threads mostly wait for each other. On two cores kept
-    busy by others, two threads drew 67 pictures/s where one drew 6,000.
+    A CPU draws on one thread.
     """
     step = _CPU_CHUNK if device.type == "cpu" else max(count, 1)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return torch.cat([draw(slice(i, min(i + step, count))) for i in range(0, count, step)])
-    finally:
-        torch.set_num_threads(threads)
 
 
 def render(scenes: Scenes, size: int = 64, device: torch.device | str | None = None) -> Tensor:
