@@ -71,8 +71,9 @@ def house() -> str:
         f'{bottom + 34}" font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#1b2733" role="img" '
         'aria-labelledby="title desc">',
         '<title id="title">The packages of perlclip</title>',
-        '<desc id="desc">Floors of a house, from errors, files, progress, threads and text at the bottom to serve, studio '
-        "and cli under the roof. A package imports only what stands below it, or left of it on its floor.</desc>",
+        '<desc id="desc">Floors of a house, from errors, files, progress, threads and text at the bottom to '
+        "serve, studio and cli under the roof. A package imports only what stands below it, or left of it on its "
+        "floor.</desc>",
         f'<rect width="{WIDTH}" height="{bottom + 34}" fill="#ffffff"/>',
         f'<path d="M{LEFT - 26},{TOP - 4} L{WIDTH / 2},14 L{RIGHT + 26},{TOP - 4} z" fill="#f4ece2" stroke="#8a6d4b" '
         'stroke-width="1.5"/>',
