@@ -25,6 +25,7 @@ from perlclip.data.suites import SUITES
 COLUMNS = ("set", "shots", "seed", "row", "test", "accuracy", "numbers", "seconds")
 OTHERS = ("coop", "cocoop", "kgcoop", "provp", "maple", "promptsrc", "tcp", "mma", "mmrl", "mmrl++")
 TESTS = ("base-to-novel base", "base-to-novel novel", "generalised base", "generalised novel")
+PARTS = ("lens", "fit", "head")  # of what is made of the shots
 BEST_OTHERS = ("mma", "promptsrc")  # by HM on the toybox
 PAIRS = (
     ("perl strong", "perl extended"),
@@ -65,7 +66,7 @@ def collect(stores: Sequence[Path], out: Path, *, few_shot: bool) -> None:
         if (record["run"]["protocol"] == "few-shot") != few_shot:
             continue
         run, seconds = record["run"], record["seconds"]
-        time = f"{seconds['fit'] + seconds.get('head', 0):.1f}" if seconds["fit"] > 0.05 else ""
+        time = f"{sum(seconds.get(part, 0) for part in PARTS):.1f}" if seconds["fit"] > 0.05 else ""
         for part, metrics in record["metrics"].items():
             test = run["dataset"], run["shots"], run["seed"], row_of(run), f"{run['protocol']} {part}"
             rows[test] = f"{metrics['accuracy']:.3f}", record["parameters"], time
@@ -79,7 +80,7 @@ def row_of(run: dict[str, object]) -> str:
     recipe = (
         f" {run['recipe']}".removesuffix("-few-shot") if run["method"] not in ("ridge", "gaussian", "zero-shot") else ""
     )
-    return f"{run['method']}{recipe}" + " + head" * bool(run.get("head"))
+    return f"{run['method']}{recipe}" + " + lens" * bool(run.get("lens")) + " + head" * bool(run.get("head"))
 
 
 class Table:

@@ -1,6 +1,7 @@
 """Frozen embeddings of every image of the drawn sets, or of photographs, once: for `benchmarks.trust` and `.labels`.
 
     python -m benchmarks.features OUT [--real FOLDER] [--sets NAME …] [--depths 7 …]      FOLDER as for `.photographs`
+    python -m benchmarks.features OUT --lenses …         the same of train and val through every lens, in folders
 
 NAME-PART.safetensors has the embeddings and labels of a part, and what the image tower says after so many blocks (its
 middle, if not told otherwise); NAME-texts those of the classes and of the words that the
@@ -11,6 +12,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 import perlclip
 from benchmarks.photographs import photographs
+from perlclip.backbone import LENSES, PLAIN
 from perlclip.data.loading import fixed_views
 from perlclip.data.sets import DataSet
 from perlclip.data.toybox import load_toybox
@@ -32,15 +35,19 @@ PHOTOGRAPHS = ("eurosat", "dtd", "tinyimagenet")
 
 
 @torch.inference_mode()
-def embed(out: Path, name: str, data: DataSet, backbone: perlclip.Backbone, depths: list[int]) -> None:
+def embed(
+    out: Path, name: str, data: DataSet, backbone: perlclip.Backbone, depths: list[int], parts: Sequence[str],
+    lens: str = PLAIN,
+) -> None:  # fmt: skip
     """What is not there yet."""
-    for part in ("train", "val", "test"):
+    out.mkdir(parents=True, exist_ok=True)
+    for part in parts:
         images, path, began = getattr(data, part), out / f"{name}-{part}.safetensors", time.perf_counter()
         if path.exists() or not len(images):
             continue
         found: dict[str, list[Tensor]] = defaultdict(list)
         for pixels, _ in fixed_views(images, backbone.preprocess, 64, backbone.device):
-            frozen = backbone.frozen(pixels)
+            frozen = backbone.frozen(pixels, lens)
             for depth in depths:
                 found[f"m{depth}_NF"].append(frozen.middle(depth).half().cpu())
             found["v_NE"].append(backbone.encode_image(frozen).float().cpu())
@@ -69,11 +76,15 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path)
     parser.add_argument("--real", type=Path)
     parser.add_argument("--sets", nargs="*")
+    parser.add_argument("--lenses", action="store_true")
     parser.add_argument("--depths", type=int, nargs="*", help="in rising order")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
     clip = str(options.real / "clip") if options.real else "tiny"
     model = perlclip.load_backbone(clip, dtype="bfloat16" if options.real else "float32")
     blocks = options.depths or [model.vision.middle]
     for each in options.sets or (PHOTOGRAPHS if options.real else TOYS):
-        embed(options.out, each, photographs(options.real, each) if options.real else load_toybox(each), model, blocks)
+        images = photographs(options.real, each) if options.real else load_toybox(each)
+        if not options.lenses:
+            embed(options.out, each, images, model, blocks, ("train", "val", "test"))
+        for kind in (PLAIN, *LENSES) if options.lenses else ():
+            embed(options.out / kind, each, images, model, blocks, ("train", "val"), kind)

@@ -25,6 +25,11 @@ def pixels_of(path, about):
     return x_HW3.transpose(2, 0, 1)
 
 
+def shown(x_3SS, a):
+    lens, offset = a["lens"], a["lens_offset"][:, None, None]
+    return a["lens_gain"] * (lens @ x_3SS @ lens.T if lens.size else x_3SS) + offset
+
+
 def stacked(arrays):
     shape = np.max([x.shape for x in arrays], 0)
     return np.stack([np.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)]) for x in arrays])
@@ -51,7 +56,8 @@ def predict(model, adapters, images, which):
     assert all(a["fingerprint"] == about["fingerprint"] and a["depth"] in (-1, about["depth"]) for a in adapters)
     feed = {name: stacked([a[name] for a in adapters]) for name in (i.name for i in session.get_inputs()[2:])}
     feed["classes"] = stacked([*feed["classes"], np.zeros((about["steps"] + 1, 1, 1), np.float32)])[:-1]
-    feed |= {"pixels": np.stack([pixels_of(path, about) for path in images]), "which": np.array(which)}
+    views = [shown(pixels_of(path, about), adapters[w]) for path, w in zip(images, which, strict=True)]
+    feed |= {"pixels": np.stack(views), "which": np.array(which)}
     found = zip(which, *session.run(["logits", "embeddings", "middle"], feed), strict=True)
     return [(adapters[w]["class_names"], answer(adapters[w], *outputs)) for w, *outputs in found]
 

@@ -354,6 +354,45 @@ def heads() -> str:
     return table(["shots", "", "toybox, ten sets", "among all", "photographs, three sets", "among all"], rows)
 
 
+def _lens_lines(suite: str) -> list[Row]:
+    """Of benchmarks/lenses.py."""
+    return read(STRONG / f"lenses-{suite}.csv")
+
+
+def lenses() -> str:
+    """`gaussian` by shots, without a lens and with the one chosen, means over the sets and seeds of both suites."""
+    rows = []
+    for shots in SHOTS:
+        for title, key, value in (("no lens", "lens", "plain"), ("chosen", "chosen", "1")):
+            cells = []
+            for suite in ("toybox", "photographs"):
+                lines = [line for line in _lens_lines(suite) if line["shots"] == shots and line[key] == value]
+                columns = ("base", "novel", "all base", "all novel")
+                base, novel, *among = (fmean(float(line[column]) for line in lines) for column in columns)
+                hm = harmonic_mean([base, novel])
+                cells += [f"{base:.1f} / {novel:.1f} / {hm:.1f}", f"{harmonic_mean(among):.1f}"]
+            rows.append([shots, title, *cells])
+    return table(["shots", "", "toybox, ten sets", "among all", "photographs, three sets", "among all"], rows)
+
+
+def lens_sets() -> str:
+    """Base / novel of every set through every lens, 16 shots, and how many of the seeds choose one."""
+    rows = []
+    for suite in ("toybox", "photographs"):
+        lines = [line for line in _lens_lines(suite) if line["shots"] == "16"]
+        names = list(dict.fromkeys(line["lens"] for line in lines))
+        for place in dict.fromkeys(line["set"] for line in lines):
+            cells = []
+            for lens in names:
+                mine = [line for line in lines if line["set"] == place and line["lens"] == lens]
+                base, novel = (fmean(float(line[half]) for line in mine) for half in HALVES)
+                seeds = sum(line["chosen"] == "1" for line in mine)
+                said = f"{base:.1f} / {novel:.1f}"
+                cells.append(f"**{said}**" + f" ({seeds})" * (seeds < len(mine)) if seeds else said)
+            rows.append([place, *cells])
+    return table(["set", *names], rows)
+
+
 SHOTS = ("1", "2", "4", "8", "16")
 
 
@@ -385,6 +424,8 @@ def fewer_shots(file: str, *sets: str) -> Callable[[], str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "heads": heads,
+    "lenses": lenses,
+    "lens-sets": lens_sets,
     "shots-toybox": fewer_shots("shots-toybox.csv"),
     "shots-eurosat": fewer_shots("shots-photographs.csv", "eurosat"),
     "shots-photographs": fewer_shots("shots-photographs.csv"),

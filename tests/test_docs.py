@@ -294,7 +294,7 @@ def test_the_method_of_contributing_is_fitted_and_benched_as_it_is_shown(tmp_pat
     assert "time: reading images" in fitted and ", training " in fitted
     assert "on 96 images" in tested and "2 complete runs, 0 failed" in benched
     adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
-    assert adapter["method"] == "residual" and adapter["config"] == {"rank": 8}
+    assert adapter["method"] == "residual" and adapter["config"] == {"rank": 8, "lens": "smooth"}
     assert adapter["training"]["recipe_name"] == "original" and adapter["training"]["recipe"]["epochs"] == 20
     (run,) = (tmp_path / "bench" / "runs").rglob("residual-fast-1shot-seed1/run.json")
     record = json.loads(run.read_bytes())

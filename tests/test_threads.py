@@ -89,13 +89,14 @@ def test_eight_threads_share_a_backbone(backbone, one_thread_each):
 def test_a_cache_that_grows_meanwhile_gives_every_image_once(backbone):
     """Batches that another thread had kept since the first look at the cache were left out of their place."""
     images, cache = pictures(0, 10, LISTS[0]), EvalCache().of("these")
-    first = cache.batches(images, backbone, 2)
+    method = perlclip.create_method("zero-shot", backbone)
+    first = cache.batches(images, method, 2)
     found = [next(first).pixels]
-    others = cache.batches(images, backbone, 2)
+    others = cache.batches(images, method, 2)
     for _ in range(3):
         next(others)
     found += [batch.pixels for batch in first]
-    alone = [batch.pixels for batch in EvalCache(limit=0).of("these").batches(images, backbone, 2)]
+    alone = [batch.pixels for batch in EvalCache(limit=0).of("these").batches(images, method, 2)]
     assert len(found) == 5
     assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
 

@@ -32,6 +32,7 @@ from perlclip.analysis.trajectories import (
     t95,
     text_steps,
 )
+from perlclip.backbone import PLAIN
 from perlclip.backbone.tower import Rows
 from perlclip.bench.store import Run, Store, complete_record
 from perlclip.data.toybox import render, sample_scenes
@@ -283,11 +284,14 @@ def test_what_is_measured_is_what_is_answered(backbone, tree, tmp_path, readout)
     )
 
 
-def test_occlusion_is_the_drop_without_a_patch(backbone):
-    method, size = loud_perl(backbone), backbone.preprocess.size
+@pytest.mark.parametrize("lens", [PLAIN, "near"])
+def test_occlusion_is_the_drop_without_a_patch(backbone, lens):
+    """Of what is seen: through a lens that enlarges, the patches are those of the larger picture."""
+    method, looking, size = loud_perl(backbone), loud_perl(backbone, lens=lens), backbone.preprocess.size
     torch.manual_seed(2)
     pixels, state = torch.randn(2, 3, size, size), method.class_state(PROMPTS)
-    found = evidence_maps(method, pixels, torch.tensor([[0], [1]]), state, "occlusion")
+    found = evidence_maps(looking, pixels, torch.tensor([[0], [1]]), state, "occlusion")
+    pixels = looking.frozen(pixels).shown
     patch = size // found.maps_KBMGG.shape[-1]
     hidden = pixels.clone()
     hidden[:, :, patch : 2 * patch, 2 * patch : 3 * patch] = 0

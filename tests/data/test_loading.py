@@ -29,7 +29,8 @@ def test_workers_start_once_for_all_epochs(backbone, tree, monkeypatch):
     for workers in (0, 1):
         method = perlclip.create_method("coop", backbone)
         recipe = Recipe(epochs=3)
-        runs.append(perlclip.fit(method, images, recipe=recipe, workers=workers, head=False, progress=False).losses)
+        how = dict(recipe=recipe, workers=workers, lens="plain", head=False, progress=False)
+        runs.append(perlclip.fit(method, images, **how).losses)
     assert started == [1] and runs[0] == runs[1]
 
 

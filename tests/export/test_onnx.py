@@ -12,6 +12,7 @@ import torch
 
 import perlclip
 from perlclip.adapters.folder import Adapter
+from perlclip.backbone import LENSES
 from perlclip.export.adapter_arrays import adapter_arrays, export_adapter
 from perlclip.export.onnx_graph import export_backbone
 from perlclip.heads.head import make_head
@@ -145,13 +146,13 @@ def with_head(adapter: Adapter, seed: int = 0, **numbers) -> Adapter:
 
 
 def test_the_example_needs_no_torch_and_says_what_the_classifier_says(file, three, tiny, tree, tmp_path):
-    """Heads of all kinds, zero-shot's share, a temperature; a method that leaves images alone; new classes."""
+    """Heads of all kinds, zero-shot's share, a temperature; lenses; a method that leaves images alone; new classes."""
     perl = adapter_of(tiny, readout="rising")
     adapters = [with_head(perl, **numbers) if numbers else perl for numbers in HEADS.values()]
     adapters += [three[1], adapter_of(tiny, 4, "zero-shot")]
     middle = random_middle(tiny, perl.class_names)
     ruled = replace(adapters[1], head=gaussian_head(tiny, perl.class_names, text=0.5, share=0.8, middle=middle))
-    adapters.append(ruled)
+    adapters += [ruled, *(adapter_of(tiny, lens=lens) for lens in LENSES)]
     asked: list[dict] = [{} for _ in adapters] + [dict(class_names=["lynx", "fox"])] * 2
     adapters += [adapters[3], ruled]
     for i, (adapter, more) in enumerate(zip(adapters, asked, strict=True)):

@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 import perlclip
+from perlclip.backbone import LENSES
 from perlclip.export.web_page import RUNTIME, export_page, runtime_files
 from tests.browser import Browser, needs_browser
 from tests.cli.test_cli import fails, run
@@ -26,6 +27,7 @@ from tests.export.test_onnx import adapter_of, with_head
 pytest.importorskip("onnx")
 # `make test` fetches it where npm is; ONNXRUNTIME_WEB names another one.
 FOUND = [*filter(None, [os.environ.get("ONNXRUNTIME_WEB")]), *map(str, Path(sys.prefix).glob("onnxruntime-web-*.tgz"))]
+SHOWN = ["<b>one</b>", "two", *LENSES]
 needs_runtime = pytest.mark.skipif(not FOUND, reason="no onnxruntime-web: `npm pack onnxruntime-web`, ONNXRUNTIME_WEB")
 
 
@@ -41,14 +43,13 @@ def picture(width: int, height: int, seed: int = 0, **options) -> bytes:
 
 @pytest.fixture(scope="module")
 def page(tiny, tmp_path_factory):
-    """Two adapters that differ in all they can, and a browser that has opened their page."""
+    """Adapters that differ in all they can, lenses among it, and a browser that has opened their page."""
     folder = tmp_path_factory.mktemp("page")
     middle = random_middle(tiny, adapter_of(tiny).class_names)
     adapters = [with_head(adapter_of(tiny, readout="rising"), features="mean", share=0.7, scale=2.0, middle=middle)]
     adapters.append(adapter_of(tiny, 2, rank=3, steps=2, readout="mean"))
-    path = export_page(
-        adapters, folder / "page.html", runtime=FOUND[0], names=["<b>one</b>", "two"], examples=[picture(40, 30)]
-    )
+    adapters += [adapter_of(tiny, lens=lens) for lens in LENSES]
+    path = export_page(adapters, folder / "page.html", runtime=FOUND[0], names=SHOWN, examples=[picture(40, 30)])
     with Browser(folder) as browser:
         browser.open(path.as_uri())
         browser.wait("document.getElementById('state').textContent.includes('ready')")
@@ -77,7 +78,7 @@ def test_a_dropped_image_has_the_answers_of_python(page):
         sure = browser.run(
             "[...document.querySelectorAll('tbody tr:first-child td:last-child')].map(e => parseInt(e.textContent))"
         )
-        for name, adapter, head, percent in zip(("<b>one</b>", "two"), adapters, heads, sure, strict=True):
+        for name, adapter, head, percent in zip(SHOWN, adapters, heads, sure, strict=True):
             want = perlclip.Classifier(adapter).predict(content)
             assert head == f"{name}: {want.label}" and abs(percent - 100 * want.probability) < 0.7
     assert browser.run("document.querySelectorAll('thead')[0].rows[0].cells.length") == 1 + 5 + 1, "all steps are shown"

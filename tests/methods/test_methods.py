@@ -128,7 +128,7 @@ def test_the_loss_falls_on_a_small_task(name, tiny):
     recipe = replace(fast(name), epochs=6, batch_size=8, crop_scale=(0.9, 1.0))
     if name == "perl":
         recipe = replace(recipe, lr=1e-3)
-    losses = perlclip.fit(method, shots, recipe=recipe, thresholds=False, head=False).losses
+    losses = perlclip.fit(method, shots, recipe=recipe, lens="plain", thresholds=False, head=False).losses
     assert sum(losses[-4:]) < 0.9 * sum(losses[:4]), losses
 
 

@@ -34,8 +34,11 @@ KINDS = {
     "cocoop": ("cocoop", {}),
     "mma": ("mma", {}),
     "mmrl": ("mmrl", {}),
+    "smooth": ("perl", {"lens": "smooth", "readout": "rising"}),
+    "negative": ("zero-shot", {"lens": "negative"}),
+    "near": ("mma", {"lens": "near"}),
 }
-ALONE = {"text-back", "cocoop", "mma", "mmrl"}  # whose rows cannot be mixed
+ALONE = {"text-back", "cocoop", "mma", "mmrl", "near"}  # whose rows cannot be mixed
 FEATURES = ("first", "last", "mean", "all")
 
 

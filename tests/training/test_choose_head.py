@@ -81,7 +81,7 @@ def noisy():
 @pytest.mark.parametrize("name", ["ridge", "gaussian"])
 def test_a_head_beside_zero_shot_gains_on_its_classes_and_gaussians_on_new_ones_too(tiny, noisy, name):
     train, test = noisy
-    found = perlclip.fit(perlclip.create_method(name, tiny), train)
+    found = perlclip.fit(perlclip.create_method(name, tiny), train, lens="plain")
     assert not found.losses and found.training["head"]["how"] == "each left out"
     new = load_toybox("noisy_shapes").test.novel().select(range(0, 504, 4))
     (here, here_bare), (there, there_bare) = (

@@ -112,7 +112,7 @@ def look_into(
     first_choice = [names.index(shown)] if shown else []
     classes_BM = torch.tensor([_pair(p_KC, first_choice) for p_KC in p_KBC.unbind(1)])
     evidence = evidence_maps(method, pixels, classes_BM, state, how, head)
-    cases = []
+    cases, seen = [], method.frozen(pixels).shown
     for b, one in enumerate(wanted):
         first, second = classes_BM[b].tolist()
         cases.append(
@@ -125,7 +125,7 @@ def look_into(
                 confidence_KM=p_KBC[:, b, [first, second]],
                 maps_KMGG=evidence.maps_KBMGG[:, b],
                 cls_KM=None if evidence.cls_KBM is None else evidence.cls_KBM[:, b],
-                picture=backbone.preprocess.picture(pixels[b]),
+                picture=backbone.preprocess.picture(seen[b]),
             )
         )
     return cases

@@ -5,6 +5,8 @@ gradient    gradient x activation at the split layer: the row S_n of the frozen 
             what a patch does through them counts.
 occlusion   the drop of the logit when the patch's pixels are set to the mean colour; model-free, a pass per patch.
 
+Patches are those of the picture as a lens shows it to the tower.
+
 Shapes: K stands for the steps 0..K, B images, M classes mapped of each image, N rows (CLS and patches), P patches,
 G patches a side, D width, C classes.
 """
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from perlclip.analysis.trajectories import log_norms, logit_steps, require_perl, text_steps
+from perlclip.backbone import FrozenImages
 from perlclip.errors import unknown_name
 from perlclip.heads.answering import Answering
 from perlclip.heads.head import Head
@@ -63,13 +66,14 @@ def occlusion_maps(answering: Answering, pixels: Tensor, classes_BM: Tensor) -> 
     method = require_perl(answering.method)
     norms_KB1 = log_norms(method, method.encode_image_steps(pixels), text_steps(method, answering.state))
     logits_KBM = _of_classes(logit_steps(answering, pixels, norms_KB1), classes_BM)
-    P = method.backbone.vision.patches
+    P, whole = method.backbone.vision.patches, method.frozen(pixels)
     drops = []
-    for image, (pixels_3HW, classes_M) in enumerate(zip(pixels, classes_BM, strict=True)):
+    for image, (pixels_3HW, classes_M) in enumerate(zip(whole.shown, classes_BM, strict=True)):
         hidden = []
         for start in range(0, P, OCCLUDED_AT_ONCE):
             covered = _covered(pixels_3HW, range(start, min(start + OCCLUDED_AT_ONCE, P)), round(P**0.5))
-            hidden.append(logit_steps(answering, covered, norms_KB1[:, image, None])[..., classes_M])
+            images = FrozenImages(whole.tower, covered, whole.lens, shown=covered)
+            hidden.append(logit_steps(answering, images, norms_KB1[:, image, None])[..., classes_M])
         drops.append(logits_KBM[:, image, :, None] - torch.cat(hidden, 1).transpose(1, 2))
     return Evidence(_square(torch.stack(drops, 1)).cpu(), None, logits_KBM.cpu())
 

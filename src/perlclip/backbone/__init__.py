@@ -3,6 +3,7 @@
 from perlclip.backbone.accel.fused import can_think, think
 from perlclip.backbone.base import Backbone
 from perlclip.backbone.frozen import FrozenImages, Images, cls_rows
+from perlclip.backbone.lens import LENSES, PLAIN, Lens
 from perlclip.backbone.load import load_backbone
 from perlclip.backbone.preprocess import Preprocess
 from perlclip.backbone.shared_text import SharedText
@@ -11,9 +12,12 @@ from perlclip.backbone.tokens import Tokens
 from perlclip.backbone.tower import Refinement, Tower
 
 __all__ = [
+    "LENSES",
+    "PLAIN",
     "Backbone",
     "FrozenImages",
     "Images",
+    "Lens",
     "Preprocess",
     "Refinement",
     "SharedText",

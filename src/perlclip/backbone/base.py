@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from perlclip.backbone.accel.cuda_graphs import Beside
 from perlclip.backbone.accel.eight import FLOAT8, INT8, LARGEST
 from perlclip.backbone.frozen import FrozenImages, Images
+from perlclip.backbone.lens import Lens, make_lens
 from perlclip.backbone.preprocess import Preprocess
 from perlclip.backbone.shared_text import SharedText
 from perlclip.backbone.text_graphs import TextGraphs
@@ -140,9 +141,20 @@ class Backbone:
         place(vision, text, device, self.dtype)
         return replace(self, vision=vision, text=text)
 
-    def frozen(self, images: Images) -> FrozenImages:
-        """What the frozen image tower makes of pixels, or of images that it has looked at before."""
-        return images if isinstance(images, FrozenImages) else FrozenImages(self.vision, images)
+    def lens(self, name: str) -> Lens | None:
+        """A lens for its pixels; None is `plain`."""
+        return make_lens(name, self.preprocess.size, self.preprocess.mean, self.preprocess.std, self.device)
+
+    def frozen(self, images: Images, lens: str | None = None) -> FrozenImages:
+        """What the frozen image tower makes of pixels, or of images that it has looked at before.
+
+        Through a lens, if one is named: what was looked at through another is then looked at again.
+        """
+        if not isinstance(images, FrozenImages):
+            return FrozenImages(self.vision, images, self.lens(lens) if lens else None)
+        if lens in (None, images.lens_name):
+            return images
+        return FrozenImages(self.vision, images.pixels, self.lens(lens))
 
     def beside(self) -> Beside:
         """A context for work that nothing waits for until `join`: on CUDA it may run at the same time as the rest."""

@@ -11,18 +11,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from perlclip.backbone.lens import PLAIN, Lens
 from perlclip.backbone.tower import Tower
 
 
 class FrozenImages:
     """Rows and pooled state of one batch of pixels, each computed when it is first asked for, never changed after.
 
-    Nothing records a graph, unless gradients with respect to the pixels are wanted. Threads may share it: at worst, two
-    of them compute the same tensor.
+    The tower looks at the pixels through a lens, if there is one, or at what that has `shown` of them already. Nothing
+    records a graph, unless gradients with respect to the pixels are wanted. Threads may share it: at worst, two of them
+    compute the same tensor.
     """
 
-    def __init__(self, tower: Tower, pixels: Tensor) -> None:
-        self.tower, self.pixels = tower, pixels
+    def __init__(self, tower: Tower, pixels: Tensor, lens: Lens | None = None, shown: Tensor | None = None) -> None:
+        self.tower, self.pixels, self.lens, self._shown = tower, pixels, lens, shown
         self.known: dict[int, Tensor] = {}  # rows after so many blocks, (B, N, D)
         self.middles: dict[int, Tensor] = {}  # what is read after so many blocks, (B, F)
         self.pooled_BD: Tensor | None = None
@@ -35,6 +37,18 @@ class FrozenImages:
         """Where the pixels are."""
         return self.pixels.device
 
+    @property
+    def lens_name(self) -> str:
+        """That of the lens, or `plain`."""
+        return self.lens.name if self.lens else PLAIN
+
+    @property
+    def shown(self) -> Tensor:
+        """The pixels as the tower sees them."""
+        if self._shown is not None:
+            return self._shown
+        return self.lens(self.pixels) if self.lens else self.pixels
+
     def with_graph(self) -> torch.set_grad_enabled:
         """Whether frozen work records a graph: only for someone who wants the pixels' gradients."""
         return torch.set_grad_enabled(torch.is_grad_enabled() and self.pixels.requires_grad)
@@ -44,7 +58,7 @@ class FrozenImages:
         if not self._serves(self.known.get(depth)):
             before = self._deepest(depth)
             with self.with_graph():
-                x_BND = self.tower.embed(self.pixels) if before is None else self.known[before]
+                x_BND = self.tower.embed(self.shown) if before is None else self.known[before]
                 self.known[depth] = self.tower.run(x_BND, before or 0, depth)
         return self.known[depth]
 

@@ -156,7 +156,8 @@ class Benchmark:
 
     `protocol` may also be an ablation, or `all`; `suite` a name, or a file that describes one. A recipe `original` is
     the authors' own for the protocol, as far as there is one; PERL, which has none, keeps `fast`, as in the paper. With
-    `head`, whatever is trained gets one for the classes trained on; the paper's tables are without.
+    `head`, whatever is trained gets one for the classes trained on, with `lens` the lens that its shots want; the
+    paper's tables are without both.
     """
 
     protocol: str = "base-to-novel"
@@ -169,6 +170,7 @@ class Benchmark:
     backbone: str = ""  # the suite's
     dtype: str = "float32"
     head: bool = False  # also for methods that can do without
+    lens: bool = False
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # method -> its settings
 
     def runs(self) -> list[Run]:
@@ -224,11 +226,13 @@ class Benchmark:
         training: dict[str, Any] = {} if recipe == UNTRAINED else {"recipe": recipe, "shots": shots, "seed": seed}
         backbone = self.backbone or sets.backbone
         head = bool(training) and self.head and not method_class(method).head_alone
+        lens = bool(training) and self.lens
         where = (backbone, known_dataset(sets.name, dataset), shots)
         usual = find_recipe(method, recipe, *where)[1] if training else {}
         return Run(
             protocol=protocol, suite=sets.name, dataset=dataset, method=method,
-            settings=_telling(method, settings, usual), backbone=backbone, precision=self.dtype, head=head, **training,
+            settings=_telling(method, settings, usual), backbone=backbone, precision=self.dtype, head=head, lens=lens,
+            **training,
         )  # fmt: skip
 
 

@@ -245,12 +245,15 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
         try:
             result = fit(
                 method, images, recipe=recipe, seed=run.seed, thresholds=False, checkpoint=checkpoint,
-                head=run.head or method.head_alone,
+                head=run.head or method.head_alone, lens="auto" if run.lens else method.config.lens,
                 resume=True, workers=workspace.workers, progress=False,
             )  # fmt: skip
             return Trained(
                 adapter=result, fit=result.settings, head=result.training.get("head"), shots=shots, images=images,
-                seconds={"fit": result.seconds, **({"head": result.head_seconds} if run.head else {})},
+                seconds={
+                    "fit": result.seconds, **({"lens": result.lens_seconds} if run.lens else {}),
+                    **({"head": result.head_seconds} if run.head else {}),
+                },
             )  # fmt: skip
         except PerlclipError:
             if not interrupted:

@@ -40,6 +40,7 @@ class Run:
     backbone: str = "tiny"
     precision: str = "float32"
     head: bool = False  # whether the adapter has a head, where the method can do without
+    lens: bool = False  # whether a lens was chosen for it by the shots
 
     @property
     def name(self) -> str:
@@ -50,12 +51,12 @@ class Run:
         unsaid = (self.settings, self.backbone, self.precision)
         if unsaid != ((), USUAL_BACKBONES.get(self.suite, "tiny"), "float32"):
             words.append(hashlib.sha256(repr(unsaid).encode()).hexdigest()[:8])
-        words += ["head"] * self.head
+        words += ["lens"] * self.lens + ["head"] * self.head
         return "/".join([self.protocol, self.suite, self.dataset, "-".join(words)])
 
     def identity(self) -> dict[str, Any]:
-        """As the record has it: without a head, as before there were any."""
-        fields = {key: value for key, value in asdict(self).items() if key != "head" or value}
+        """As the record has it: without head and lens as before there were any."""
+        fields = {key: value for key, value in asdict(self).items() if key not in ("head", "lens") or value}
         return as_json({**fields, "settings": dict(self.settings)})
 
 

@@ -75,6 +75,7 @@ def _numbers(kind: click.IntRange) -> Any:
     "--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for those of the methods that have it."
 )
 @click.option("--head", is_flag=True, help="With a head for the classes trained on: rows of their own, `+ head`.")
+@click.option("--lens", is_flag=True, help="With the lens that the shots want: rows of their own, `+ lens`.")
 @click.option("--dry-run", is_flag=True, help="Only list the runs that would be done, with an estimate of time.")
 @click.option(
     "--data", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="ROOT",

@@ -44,6 +44,10 @@ CHECKPOINT = "checkpoint.safetensors"
 )
 @click.option("--template", help="Prompt; {} is the class name. The set's own, or 'a photo of a {}.', if not given.")
 @click.option(
+    "--lens", default="auto",
+    help="How images are shown to the backbone: plain, smooth, negative, near, or auto, chosen by the shots.",
+)  # fmt: skip
+@click.option(
     "--head/--no-head", default=True, help="Make a head for the classes trained on, if shots held out are better off."
 )
 @click.option(
@@ -58,14 +62,15 @@ CHECKPOINT = "checkpoint.safetensors"
 @options("on-error", "data", "device", "dtype", "compile", "workers")
 def fit(
     data: str, out: Path | None, backbone: str, image_size: int | None, method: str, settings: tuple[str, ...],
-    recipe: str | None, seed: int, shots: int | None, val: int, class_names: Any, template: str | None, head: bool,
-    rehearse: bool, check: bool, resume: bool, overwrite: bool, dry_run: bool, on_error: str,
+    recipe: str | None, seed: int, shots: int | None, val: int, class_names: Any, template: str | None, lens: str,
+    head: bool, rehearse: bool, check: bool, resume: bool, overwrite: bool, dry_run: bool, on_error: str,
     root: Path | None, device: str, dtype: str, compile: str, workers: int, **changes: Any,
 ) -> None:  # fmt: skip
     """Train an adapter on DATA: a folder, zip or tar of class folders, a CSV manifest with columns path,label, a
     parquet file, toybox:NAME, coop:NAME or a set of a suite file; with /base or /novel behind it, half of the
     classes."""
     from perlclip.adapters.folder import Adapter
+    from perlclip.backbone import PLAIN
     from perlclip.data.sources import published_name
     from perlclip.data.surveys import survey
     from perlclip.files import remove, require_writable
@@ -111,7 +116,7 @@ def fit(
             clock("checking labels")
         adapted = perlclip.create_method(method, loaded, **own)
         fitted = (
-            perlclip.fit(adapted, train, seed=seed, workers=workers)
+            perlclip.fit(adapted, train, lens=lens, seed=seed, workers=workers)
             if head
             else Adapter(method=adapted, class_names=train.class_names, template=train.template)
         )
@@ -141,10 +146,11 @@ def fit(
         click.echo(_where_resumed(out), err=True)
     with _resume_hint(out):
         result = perlclip.fit(
-            adapted, train, recipe=chosen, seed=seed, head=head, rehearse=rehearse,
+            adapted, train, recipe=chosen, seed=seed, lens=lens, head=head, rehearse=rehearse,
             checkpoint=out / CHECKPOINT, resume=resume, compile=compile, workers=workers,
         )  # fmt: skip
-        clock("training", head=result.head_seconds, thresholds=result.threshold_seconds)
+        parts = {"lens": result.lens_seconds, "head": result.head_seconds, "thresholds": result.threshold_seconds}
+        clock("training", **parts)
         last = result.losses[-10:]
         metrics = {"final_loss": sum(last) / len(last)} if last else {}
         if len(held_out):
@@ -158,8 +164,9 @@ def fit(
         training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         remove(out / CHECKPOINT)
-    zero_shot = None
-    if len(held_out) and len(metrics["validation"]["step_accuracy"]) == 1:  # PERL's first step is zero-shot CLIP
+    zero_shot, lensed = None, adapted.config.lens != PLAIN
+    # PERL's first step is zero-shot CLIP, though through the lens.
+    if len(held_out) and (lensed or len(metrics["validation"]["step_accuracy"]) == 1):
         untrained = perlclip.create_method("zero-shot", loaded)
         zero_shot = perlclip.evaluate(untrained, held_out, **how).accuracy
     clock("validation")
@@ -343,21 +350,27 @@ def _resume_hint(out: Path) -> Iterator[None]:
 def _report_fit(
     fitted: "Adapter", metrics: dict[str, Any], out: Path, clock: _Clock, zero_shot: float | None = None
 ) -> None:
+    from perlclip.backbone import PLAIN
     from perlclip.methods.registry import plugins
     from perlclip.training.loop import FitResult
 
     choice = fitted.choice if isinstance(fitted, FitResult) else None
+    if isinstance(fitted, FitResult) and fitted.lens and fitted.lens.name != PLAIN:
+        click.echo(fitted.lens.sentence)
     if choice:
         click.echo(choice.sentence)
     if "validation" in metrics:
         found, plain = metrics["validation"], metrics.get("validation_without_head")
         steps, said = (plain or found)["step_accuracy"], []
-        if len(steps) > 1:
+        trained, lensed = choice is None or choice.trained, fitted.method.config.lens != PLAIN
+        if len(steps) > 1 and not lensed:
             zero_shot = steps[0]
         if zero_shot is not None:
             said.append(f"zero-shot {zero_shot:.1f} %")
-        if zero_shot is not None or plain:
-            said.append(f"{'adapted' if choice is None or choice.trained else 'zero-shot'} {steps[-1]:.1f} %")
+        if lensed and (len(steps) > 1 or not trained):
+            said.append(f"through the lens {steps[0]:.1f} %")
+        if (zero_shot is not None or plain) and (trained or not lensed):
+            said.append(f"{'adapted' if trained else 'zero-shot'} {steps[-1]:.1f} %")
         if plain or not said:
             said.append(f"{choice.answer if choice else 'all in all'} {found['accuracy']:.1f} %")
         click.echo(f"validation accuracy on {found['images']} images: {' → '.join(said)}")

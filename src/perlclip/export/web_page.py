@@ -117,9 +117,9 @@ def _input(arrays: Sequence[np.ndarray], name: str, steps: int) -> dict[str, Any
 
 def _finishing(name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """What makes an adapter's answer of the model's outputs."""
-    names = "weight", "weight_mean", "weight_middle", "bias", "readout"
+    names = "weight", "weight_mean", "weight_middle", "bias", "readout", "lens", "lens_offset"
     large = {each: _letters(arrays[each]) for each in names}
-    small = {each: arrays[each].item() for each in ("steps", "text", "temperature")}
+    small = {each: arrays[each].item() for each in ("steps", "text", "temperature", "lens_gain")}
     return {"name": name, "class_names": arrays["class_names"].tolist(), **small, **large}
 
 

@@ -75,13 +75,14 @@ class SetCache:
         return state
 
     def batches(
-        self, test_set: ImageSet, backbone: Backbone, batch_size: int, workers: int = 0, lost: Lost | None = None
+        self, test_set: ImageSet, method: Method, batch_size: int, workers: int = 0, lost: Lost | None = None
     ) -> Iterator[FrozenImages]:
-        """Every image once, in order; only those that were not kept are loaded, and what is new is kept in the end.
+        """Every image once, in order, through the method's lens; what was not kept is loaded, and kept in the end.
 
         `lost` is for images that cannot be read, as in `fixed_views`; nothing may be kept then.
         """
-        shared = self.cache.batches((_key(backbone), self.images, batch_size))
+        backbone = method.backbone
+        shared = self.cache.batches((_key(backbone), method.config.lens, self.images, batch_size))
         known = dict(shared)  # other threads add to it meanwhile; what is not in it now is loaded
         starts = range(0, len(test_set), max(1, batch_size))
         order = range(len(test_set))
@@ -89,7 +90,7 @@ class SetCache:
         loaded = fixed_views(wanted, backbone.preprocess, batch_size, backbone.device, workers, lost)
         for start in starts:
             kept = known.get(start)
-            batch = backbone.frozen(next(loaded)[0] if kept is None else kept.pixels)
+            batch = method.frozen(next(loaded)[0] if kept is None else kept.pixels)
             if kept is not None:
                 batch.known, batch.pooled_BD, batch.middles = dict(kept.known), kept.pooled_BD, dict(kept.middles)
             yield batch
@@ -103,7 +104,7 @@ class SetCache:
         if kept is None:
             if not take(batch.pixels, FOR_ALL):
                 return
-            kept = known[start] = FrozenImages(batch.tower, batch.pixels)
+            kept = known[start] = FrozenImages(batch.tower, batch.pixels, batch.lens)
         if kept.pooled_BD is None and batch.pooled_BD is not None and take(batch.pooled_BD):
             kept.pooled_BD = batch.pooled_BD
         for depth, m_BF in batch.middles.items():

@@ -401,7 +401,8 @@ class Classifier:
         """Have the device answer: what waits for its answers, and embeddings on the CPU, there when it has waited."""
         device = self.method.backbone.device
         if wanted.sigmoids is not None:
-            v_BE = self.method.backbone.encode_image(pixels.to(device)).cpu() if wanted.embeddings else None
+            images = self.method.frozen(pixels.to(device))
+            v_BE = self.method.backbone.encode_image(images).cpu() if wanted.embeddings else None
             return partial(self._predict_several, pixels, wanted), v_BE
         logits_BC, steps, v_BE = self._answer(pixels.to(device, non_blocking=True), plan, wanted.embedded)
         p_BC = (logits_BC / self.temperature).softmax(-1)

@@ -258,10 +258,9 @@ def evaluate(
     look.on &= batch_size <= SMALL and cache.cache.limit == 0 and not judge  # a graph cannot take what is kept
     stages = answering.stages(compile if cache.cache.limit == 0 else "off") if plan is not None else None
     with progress_bar("evaluate", len(test_set), show=progress) as bar:
-        for images in cache.batches(test_set, backbone, batch_size, workers, lost):
+        for images in cache.batches(test_set, method, batch_size, workers, lost):
             if not len(images):
                 continue
-            images = method.frozen(images) if judge else images
             if plan is not None and stages is not None:
                 answer = plan.answer(images, stages)
                 given.add(answer.logits_BC[None], answer.steps_B)

@@ -183,8 +183,8 @@ class Method(nn.Module):
         return F.cross_entropy(self.similarity(v_BE, t_CE, scale), labels)
 
     def frozen(self, images: Images) -> FrozenImages:
-        """What the frozen image tower makes of them."""
-        return self.backbone.frozen(images)
+        """What the frozen image tower makes of them, through the method's lens."""
+        return self.backbone.frozen(images, self.config.lens)
 
     def sentence(self, template: str) -> str:
         """What is said of a class when the data set's template is this one; V is a learned word."""

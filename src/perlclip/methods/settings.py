@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field, fields
 from types import UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
+from perlclip.backbone.lens import LENSES, PLAIN
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.text.templates import check_template
 
@@ -25,9 +26,11 @@ class Config:
     """A method's settings; subclasses add annotated fields with defaults and check them further in `__post_init__`.
 
     `adjustable` are those that no parameter depends on, so that a recipe may set them on a method that exists already.
+    All methods have a `lens`, through which they look at images (`backbone.lens`).
     """
 
     adjustable: ClassVar[frozenset[str]] = frozenset()
+    lens: str = later(PLAIN)
 
     def __post_init__(self) -> None:
         for name, kinds in setting_types(type(self)).items():
@@ -41,6 +44,8 @@ class Config:
                 raise PerlclipError(f"setting {name!r} is out of all range: {str(value)[:20]}…")
             if name in TEMPLATES and value:
                 check_template(value)
+        if self.lens not in (PLAIN, *LENSES):
+            raise unknown_name("lens", self.lens, (PLAIN, *LENSES))
 
     def require(self, **limits: tuple[float, float]) -> None:
         """Each named number within its two bounds, which are allowed; infinities and NaN are not."""

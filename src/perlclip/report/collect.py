@@ -113,7 +113,8 @@ def _identified(run: Mapping[str, Any], weights: str, config: Mapping[str, Any])
         for values in (run["settings"], config)
     )
     own = perl_settings(settings, used) if method == "perl" else settings
-    row = Row(method, tuple(sorted(own.items())), str(run["recipe"]), bool(run.get("head")))
+    more = bool(run.get("head")), bool(run.get("lens"))
+    row = Row(method, tuple(sorted(own.items())), str(run["recipe"]), *more)
     return Outcome(condition, row, dataset, int(run["seed"]), shots)
 
 

@@ -30,12 +30,14 @@ class Row:
     settings: tuple[tuple[str, Any], ...]
     recipe: str
     head: bool = False
+    lens: bool = False
 
     @property
     def label(self) -> str:
-        """`perl (extended) depth=6 + head`; the paper's recipe goes without saying."""
+        """`perl (extended) depth=6 + lens + head`; the paper's recipe goes without saying."""
         recipe = [] if self.recipe in (paper.RECIPE, UNTRAINED) else [f"({self.recipe})"]
-        return " ".join([self.method, *recipe, *([self.setting] if self.settings else []), *["+ head"] * self.head])
+        more = ["+ lens"] * self.lens + ["+ head"] * self.head
+        return " ".join([self.method, *recipe, *([self.setting] if self.settings else []), *more])
 
     @property
     def setting(self) -> str:
@@ -45,7 +47,7 @@ class Row:
     @property
     def is_paper_perl(self) -> bool:
         """Whether it is PERL with the paper's settings, by whatever recipe."""
-        return self.method == "perl" and not self.settings and not self.head
+        return self.method == "perl" and not self.settings and not self.head and not self.lens
 
     @property
     def is_ablation(self) -> bool:
@@ -63,6 +65,7 @@ class Row:
             self.recipe,
             self.setting,
             self.head,
+            self.lens,
         )
 
 

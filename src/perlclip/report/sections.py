@@ -263,7 +263,7 @@ def _paper(study: Study, row: Row, dataset: str, metric: str) -> Published | Non
     if not study.condition.has_paper:
         return None
     recipe = "original" if row.recipe.startswith("original") else row.recipe
-    if row.head:
+    if row.head or row.lens:
         return None
     return paper.value(study.condition.protocol, recipe, row.method, dataset, metric, row.setting)
 

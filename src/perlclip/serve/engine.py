@@ -4,7 +4,8 @@ A row is an image with an adapter to ask. The frozen base, h0 and the first refi
 are computed once per image; then each row thinks with its own adapter's projectors (`RowThink`), through the same
 frozen blocks, for as many steps as it was told or as it needs; and is answered by its own sheet (`sheets`). Rows whose
 thinking has another shape, another depth above all, are a group of their own from there on; adapters whose method
-does something else with the image (MMA, MaPLe, …) are asked one by one, each with all of its rows.
+does something else with the image (MMA, MaPLe, …) are asked one by one, each with all of its rows. So are the rows of
+each lens through which images are looked at: the frozen tower sees another picture there.
 
 Shapes: I images, B rows, b some of them, K steps, C classes, E embedding width, n projectors of P numbers.
 """
@@ -52,6 +53,11 @@ class Loaded:
         return cls(name=name, classifier=classifier, sheet=sheet, shape=method.shape("vision"), w_nP=w_nP)
 
     @property
+    def lens(self) -> str:
+        """Through which it looks at images."""
+        return self.classifier.method.config.lens
+
+    @property
     def steps(self) -> int | None:
         """That an image takes unless told otherwise."""
         return self.classifier.method.image_steps
@@ -92,7 +98,7 @@ class Engine:
     def __init__(self, backbone: Backbone, *, compile: str = "auto") -> None:
         self.backbone, self.compile = backbone, compile
         self.pace = Pace()
-        self._recorded: dict[tuple[Shape, int, bool], Compiled] = {}
+        self._recorded: dict[tuple[Shape, int, bool, str], Compiled] = {}
 
     def warm_up(self, adapter: Loaded, batch_size: int) -> None:
         """Answer noise: once or, where batches are recorded, in every size that is, so that no user waits for that."""
@@ -110,9 +116,12 @@ class Engine:
     def answer(self, rows: Sequence[ImageRow]) -> list[Prediction | PerlclipError]:
         """In their order; what is wrong with one adapter is no matter of the others."""
         answers: list[Prediction | PerlclipError] = [PerlclipError("no answer")] * len(rows)
-        mixed = [i for i, row in enumerate(rows) if row.adapter.sheet]
-        if mixed:
-            for i, found in zip(mixed, self._mixed([rows[i] for i in mixed]), strict=True):
+        mixed: dict[str, list[int]] = {}
+        for i, row in enumerate(rows):
+            if row.adapter.sheet:
+                mixed.setdefault(row.adapter.lens, []).append(i)
+        for lens, mine in mixed.items():
+            for i, found in zip(mine, self._mixed([rows[i] for i in mine], lens), strict=True):
                 answers[i] = found
         others: dict[tuple[object, ...], list[int]] = {}
         for i, row in enumerate(rows):
@@ -124,14 +133,15 @@ class Engine:
                 answers[i] = alone
         return answers
 
-    def _mixed(self, rows: Sequence[ImageRow]) -> list[Prediction | PerlclipError]:
+    def _mixed(self, rows: Sequence[ImageRow], lens: str) -> list[Prediction | PerlclipError]:
+        """Rows of one lens."""
         images: dict[int, int] = {}
         image_B = [images.setdefault(id(row.pixels), len(images)) for row in rows]
         views = {id(row.pixels): row.pixels for row in rows}
         pixels = torch.stack([views[key] for key in images]).to(self.backbone.device, non_blocking=True)
-        if (replayed := self._replay(rows, pixels, image_B)) is not None:
+        if (replayed := self._replay(rows, pixels, image_B, lens)) is not None:
             return _said(rows, replayed[0], [len(replayed[0]) - 1] * len(rows), replayed[1])
-        frozen = self.backbone.frozen(pixels)
+        frozen = self.backbone.frozen(pixels, lens)
         groups: dict[Shape, list[int]] = {}
         plans: list[Plan | None] = []
         for i, row in enumerate(rows):
@@ -194,14 +204,16 @@ class Engine:
                 batch.stops[i] = k + 1
         raise AssertionError
 
-    def _replay(self, rows: Sequence[ImageRow], pixels: Tensor, image_B: list[int]) -> tuple[Tensor, Tensor] | None:
+    def _replay(
+        self, rows: Sequence[ImageRow], pixels: Tensor, image_B: list[int], lens: str
+    ) -> tuple[Tensor, Tensor] | None:
         """The embeddings of every step, and what the middle says, from a graph that was recorded for this size."""
         shape, steps, images = rows[0].adapter.shape, rows[0].adapter.steps or 0, len(pixels)
         if shape is None or len(rows) > SMALL or images not in (1, len(rows)):
             return None
         if any(row.adapter.shape != shape or row.adapter.steps != steps or not row.plain for row in rows):
             return None
-        key = shape, steps, _reads_middle(rows)
+        key = shape, steps, _reads_middle(rows), lens
         if key not in self._recorded and len(self._recorded) < GRAPHS:
             work = partial(_all_steps, self.backbone, *key)
             self._recorded[key] = Compiled(work, self.backbone.device, self.compile)
@@ -236,10 +248,11 @@ def _no_thought(k: int, h_BD: Tensor) -> list[Tensor]:
 
 
 def _all_steps(
-    backbone: Backbone, shape: Shape, steps: int, reads: bool, pixels: Tensor, w_BnP: Tensor, image_B: Tensor
-) -> list[Tensor]:
+    backbone: Backbone, shape: Shape, steps: int, reads: bool, lens: str, pixels: Tensor, w_BnP: Tensor,
+    image_B: Tensor,
+) -> list[Tensor]:  # fmt: skip
     """What a graph records."""
-    frozen = backbone.frozen(pixels)
+    frozen = backbone.frozen(pixels, lens)
     depth = backbone.vision.middle
     m_BF = frozen.middle(depth, shape.depths[0])[image_B] if reads else w_BnP.new_zeros(len(image_B), 0)
     thinking = _begin(frozen, shape, steps, w_BnP, image_B)

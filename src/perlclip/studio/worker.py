@@ -21,7 +21,7 @@ from torch import Tensor
 from perlclip.adapters.folder import Adapter, load_adapter, save_adapter
 from perlclip.analysis.cases import Wanted, look_into
 from perlclip.analysis.gallery import case_view
-from perlclip.backbone import Backbone
+from perlclip.backbone import PLAIN, Backbone
 from perlclip.data.decoding import readable
 from perlclip.data.images import ImageSource, Unreadable, try_image
 from perlclip.data.sets import ImageSet
@@ -88,7 +88,8 @@ class Worker:
         self.perl: Adapter | None = start if start and start.method.name == "perl" else None
         self._apart: Adapter | None = None  # the last PERL that has not seen what is held out
         self.exported: dict[str, Any] = {}
-        head = start.head.without_middle() if start and start.head else None  # guesses have embeddings alone
+        # Guesses have embeddings alone, of the images as they are.
+        head = start.head.without_middle() if start and start.head and start.method.config.lens == PLAIN else None
         self._first_head = head if head and head.features == "first" and not head.idle else None
         self._state: tuple[Classes, ClassState] | None = None
         self._gradients: Gradients | None = None  # recorded, of the classes trained on last

@@ -245,7 +245,7 @@ def choose(held: Said, shares: Sequence[float], how: str) -> Choice:
     zero_N, adapted_N = (logits_NC.argmax(-1) == labels_N for logits_NC in (held.zero_NC, held.adapted_NC))
     mixed = {share: (share * held.adapted_NC + (1 - share) * held.zero_NC).float() for share in shares}
     # Each at its best temperature: what is chosen is not the surer answer but the better one.
-    share = max(mixed, key=lambda share: max(_logp(text * mixed[share], labels_N).mean().item() for text in TEXTS))
+    share = max(mixed, key=lambda share: max(logp_of(text * mixed[share], labels_N).mean().item() for text in TEXTS))
     if 0.0 in shares and _clearly_better(zero_N, mixed[share].argmax(-1) == labels_N):
         share = 0.0
     texts_NC, scales = mixed[share], held.solver.SCALES
@@ -253,7 +253,7 @@ def choose(held: Said, shares: Sequence[float], how: str) -> Choice:
     for strength, scores_NC in zip(held.solver.STRENGTHS, held.scores_LNC.float(), strict=True):
         for text in TEXTS:
             sums_SNC = text * texts_NC + torch.tensor(scales)[:, None, None] * scores_NC
-            logp.append(_logp(sums_SNC, labels_N).mean(1))
+            logp.append(logp_of(sums_SNC, labels_N).mean(1))
             right.append(sums_SNC.argmax(-1) == labels_N)
             grid += [(strength, text, scale) for scale in scales]
     at, right_GN = int(torch.cat(logp).argmax()), torch.cat(right)
@@ -287,14 +287,14 @@ def _choose_middle(both_NC: Tensor, middle_LNC: Tensor, labels_N: Tensor) -> tup
     for strength, scores_NC in zip(Discriminant.STRENGTHS, middle_LNC.float(), strict=True):
         for beside in BESIDE:
             sums_SNC = beside * both_NC + scales_S11 * scores_NC
-            best, at = _logp(sums_SNC, labels_N).mean(1).max(0)
+            best, at = logp_of(sums_SNC, labels_N).mean(1).max(0)
             right_N = sums_SNC[at].argmax(-1) == labels_N
             found.append((best.item(), Beyond(beside, MIDDLES[int(at)], strength), right_N))
     _, numbers, right_N = max(found, key=lambda each: each[0])
     return numbers, right_N
 
 
-def _logp(logits_XNC: Tensor, labels_N: Tensor) -> Tensor:
+def logp_of(logits_XNC: Tensor, labels_N: Tensor) -> Tensor:
     """Log-probability of the true class, (X, N) or (N,)."""
     labels = labels_N.expand(logits_XNC.shape[:-1])[..., None]
     return logits_XNC.log_softmax(-1).gather(-1, labels)[..., 0]

@@ -38,6 +38,7 @@ from perlclip.progress import progress_bar
 from perlclip.threads import one_thread
 from perlclip.training.checkpoint import read_checkpoint, save_checkpoint
 from perlclip.training.choose_head import Choice, HeldOut, choose_head
+from perlclip.training.choose_lens import LensChoice, choose_lens
 from perlclip.training.choose_thresholds import set_thresholds
 from perlclip.training.environment import environment
 from perlclip.training.gradients import Gradients
@@ -56,7 +57,8 @@ class FitResult(Adapter):
     """What training made, an adapter ready to be saved or used, and how it went.
 
     `settings` is everything that the training depends on; `state` what is frozen of the classes trained on; `choice`
-    how the head was chosen, in `head_seconds`; thresholds took `threshold_seconds`.
+    how the head was chosen, in `head_seconds`, `lens` how the lens was, in `lens_seconds`; thresholds took
+    `threshold_seconds`.
     """
 
     losses: list[float] = field(repr=False)
@@ -66,6 +68,8 @@ class FitResult(Adapter):
     settings: dict[str, Any] = field(repr=False)
     state: ClassState = field(repr=False)
     choice: Choice | None = None
+    lens: LensChoice | None = None
+    lens_seconds: float = 0.0
     head_seconds: float = 0.0
     threshold_seconds: float = 0.0
 
@@ -94,6 +98,7 @@ def fit(
     dataset: str = "",
     seed: int = 1,
     thresholds: bool = True,
+    lens: str = "auto",
     head: bool = True,
     rehearse: bool = True,
     compile: str = "auto",
@@ -109,6 +114,10 @@ def fit(
     `strong` (PERL's default, ours), or one of your own; the default is the one the method was created for, or else
     `strong` or `original`. A recipe whose settings the method does not have is refused. PERL's thresholds for
     adaptive thinking are set at the end, unless `thresholds=False`.
+
+    `lens="auto"` chooses how images are shown to the frozen tower, by the shots: as they are, or through one of
+    `perlclip.backbone.LENSES` (`choose_lens`). Another name is that lens. A method that was made with a lens keeps it,
+    and so does one whose `gradients` are given, as these were recorded with it.
 
     Unless `head=False`, the result has a head for the classes trained on, or a mixture with zero-shot's answer, or
     neither, whatever is best for shots held out: see `choose_head`. For that, a method that trains is trained again, on
@@ -128,8 +137,17 @@ def fit(
     if not len(train_set):
         raise PerlclipError("the training set has no images")
     train_set, _ = readable(train_set, progress=progress)  # now, not in the middle of the training
+    began, looked = time.perf_counter(), None
+    if lens != "auto":
+        method.config = replace(method.config, lens=lens)
+    elif "lens" not in method.given and gradients is None:
+        with _threads(method.backbone):
+            looked = choose_lens(method, train_set, seed=seed, workers=workers, progress=progress)
+        method.config = replace(method.config, lens=looked.name)
+    lens_seconds = time.perf_counter() - began
     if head and not method.num_trainable:
-        return _head_alone(method, train_set, seed, workers)
+        alone = _head_alone(method, train_set, looked, seed, workers)
+        return replace(alone, lens=looked, lens_seconds=lens_seconds)
     name, found = _resolve(method, recipe, dataset, train_set.shots or 0)
     if gradients and (gradients.method is not method or gradients.classes != train_set.classes):
         raise PerlclipError("the gradients given are those of another method or of other classes")
@@ -162,7 +180,7 @@ def fit(
         method=method,
         class_names=train_set.class_names,
         template=train_set.template,
-        training=_record(run.settings, train_set, method, name, seconds, choice),
+        training=_record(run.settings, train_set, method, name, seconds, looked, choice),
         head=made,
         trust=trust,
         losses=run.losses,
@@ -172,6 +190,8 @@ def fit(
         settings=run.settings,
         state=run.class_state,
         choice=choice,
+        lens=looked,
+        lens_seconds=lens_seconds,
         head_seconds=time.perf_counter() - started - seconds,
     )
     if not thresholds or not method.image_steps:
@@ -183,7 +203,7 @@ def fit(
     return replace(result, thresholds=settled, threshold_seconds=time.perf_counter() - started)
 
 
-def _head_alone(method: Method, train_set: ImageSet, seed: int, workers: int) -> FitResult:
+def _head_alone(method: Method, train_set: ImageSet, looked: LensChoice | None, seed: int, workers: int) -> FitResult:
     """Of a method that has nothing to train."""
     started = time.perf_counter()
     state, settings = method.class_state(train_set.classes), _describe(method, train_set, seed)
@@ -194,7 +214,7 @@ def _head_alone(method: Method, train_set: ImageSet, seed: int, workers: int) ->
         method=method,
         class_names=train_set.class_names,
         template=train_set.template,
-        training=_record(settings, train_set, method, "", seconds, choice),
+        training=_record(settings, train_set, method, "", seconds, looked, choice),
         head=made,
         trust=trust,
         losses=[],
@@ -221,8 +241,9 @@ def _trust(method: Method, state: ClassState, choice: Choice, held: HeldOut | No
 
 
 def _record(
-    settings: dict[str, Any], train_set: ImageSet, method: Method, name: str, seconds: float, choice: Choice | None
-) -> dict[str, Any]:
+    settings: dict[str, Any], train_set: ImageSet, method: Method, name: str, seconds: float,
+    looked: LensChoice | None, choice: Choice | None,
+) -> dict[str, Any]:  # fmt: skip
     """The training record of an adapter; its card says the method, its settings and the backbone itself."""
     used = {key: value for key, value in settings.items() if key not in ("method", "config", "backbone")}
     return {
@@ -232,6 +253,7 @@ def _record(
         **used,
         "seconds": round(seconds, 2),
         "environment": environment(method.backbone.device),
+        **({"lens": looked.record()} if looked else {}),
         **({"head": choice.record()} if choice else {}),
     }
 

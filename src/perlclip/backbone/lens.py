@@ -1,0 +1,87 @@
+"""Lenses: how pictures are shown to the frozen image tower.
+
+CLIP has seen clean photographs, upright in tone, with their object in view. Other pictures may tell it little for no
+deeper reason than how they look: full of grain, as a negative, the object small in the middle of much else. A lens
+changes that before the first block, without a parameter and next to no time:
+
+    x' = gain L x Lᵀ + offset
+
+L maps rows and columns of the pixels x, gain and offset their tones. `fit` chooses one by the shots
+(`training.choose_lens`); it is a setting of every method, and `plain` is none at all. What a lens does to the size of
+details is in proportion to the tower's image, so that it is the same lens on every backbone.
+
+Shapes: B images of S pixels a side.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+PLAIN = "plain"
+FINEST = 64  # details smaller than this part of the image are smoothed away
+NEARER = 1.3
+
+
+@dataclass(frozen=True, eq=False)
+class Lens:
+    """One of `LENSES` for the pixels of one backbone."""
+
+    name: str
+    map_SS: Tensor | None
+    gain: float
+    offset_311: Tensor
+
+    def __call__(self, pixels_B3SS: Tensor) -> Tensor:
+        """Normalised pixels as the tower is shown them, in float32."""
+        with torch.autocast(pixels_B3SS.device.type, enabled=False):
+            x_B3SS = pixels_B3SS.float()
+            if self.map_SS is not None:
+                x_B3SS = self.map_SS @ x_B3SS @ self.map_SS.T
+            return self.gain * x_B3SS + self.offset_311
+
+
+def _smooth(size: int) -> Tensor:
+    """A Gaussian round every pixel, whose weights sum to 1 at the edges, too."""
+    at_S = torch.arange(size, dtype=torch.float64)
+    return (-0.5 * ((at_S[:, None] - at_S) * FINEST / size).square()).softmax(1)
+
+
+def _near(size: int) -> Tensor:
+    """The middle of the image, enlarged."""
+    left_out = round(size * (1 - 1 / NEARER) / 2)  # on either side
+    rows_sS = torch.eye(size, dtype=torch.float64)[left_out : size - left_out]
+    return F.interpolate(rows_sS[None, None], (size, size), mode="bicubic")[0, 0]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What makes a lens: its map for images of so many pixels a side, and whether tones are turned round."""
+
+    summary: str
+    map: Callable[[int], Tensor] | None = None
+    negative: bool = False
+
+
+LENSES = {
+    "smooth": Kind("fine grain smoothed away", _smooth),
+    "negative": Kind("dark for bright, as from a film's negative", negative=True),
+    "near": Kind("the middle of the picture, from nearer", _near),
+}
+
+
+@cache
+def make_lens(
+    name: str, size: int, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> Lens | None:
+    """A lens for pixels that were normalised so; nothing for `plain`."""
+    if name == PLAIN:
+        return None
+    kind = LENSES[name]
+    # 1 - p of tones p, where x = (p - mean) / std.
+    offset = [(1 - 2 * m) / s if kind.negative else 0.0 for m, s in zip(mean, std, strict=True)]
+    map_SS = kind.map(size).float().to(device) if kind.map else None
+    return Lens(name, map_SS, -1.0 if kind.negative else 1.0, torch.tensor(offset, device=device)[:, None, None])
