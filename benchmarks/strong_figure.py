@@ -1,4 +1,4 @@
-"""The figures of docs/strong.md, from the tables of benchmarks/strong.py and benchmarks/everyone.py.
+"""The figures of docs/strong.md, from the tables of benchmarks/strong.py, .lenses and .everyone.
 
 python -m benchmarks.strong_figure docs/results/strong
 """
@@ -10,9 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
+import torch
 from matplotlib.figure import Figure
 
+import perlclip
 from benchmarks.strong import ROUNDS, harmonic, means
+from perlclip.backbone import PLAIN
+from perlclip.data.images import read_image
+from perlclip.data.toybox import load_toybox
 from perlclip.files import write_files
 from perlclip.viz.drawing import draw
 from perlclip.viz.style import BLUE, GREY, VERMILION, look
@@ -102,6 +107,35 @@ def shots(folder: Path) -> bytes:
     return draw("shots", "", (13, 3.8), paint).png
 
 
+EXAMPLES = (("noisy_shapes", "smooth"), ("negative_toys", "negative"), ("cluttered_toys", "near"))
+
+
+def lenses(folder: Path) -> bytes:
+    """Drawn pictures as they are and as a lens shows them, with what zero-shot CLIP and a head make of their sets."""
+    backbone = perlclip.load_backbone("tiny")
+    lines = list(csv.DictReader((folder / "lenses-toybox.csv").read_text().splitlines()))
+
+    def told(name: str, lens: str) -> str:
+        mine = [line for line in lines if (line["set"], line["shots"], line["lens"]) == (name, "16", lens)]
+        base, novel = (fmean(float(line[part]) for line in mine) for part in ("base", "novel"))
+        return f"{lens}: {base:.0f} / {novel:.0f}"
+
+    def paint(figure: Figure) -> None:
+        outer = figure.subfigures(1, len(EXAMPLES))
+        for part, (name, lens) in zip(outer, EXAMPLES, strict=True):
+            part.suptitle(name, fontsize=10)
+            train = load_toybox(name).train
+            first = [where[0] for where in train.by_class().values()][:3]
+            pixels = torch.stack([backbone.preprocess.test_view(read_image(train.images[i])) for i in first])
+            for panels, kind in zip(part.subplots(2, 3), (PLAIN, lens), strict=True):
+                for panel, view in zip(panels, backbone.frozen(pixels, kind).shown, strict=True):
+                    panel.imshow(backbone.preprocess.picture(view))
+                    panel.set_axis_off()
+                panels[1].set_title(told(name, kind), fontsize=9)
+
+    return draw("lenses", "", (9, 2.8), paint).png
+
+
 def means_of(by_set: Mapping[str, list[float]]) -> float:
     """Over the seeds of each set, then over sets."""
     return fmean(fmean(values) for values in by_set.values())
@@ -113,7 +147,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     write_files({folder / "factors.png": factors(folder), folder / "steps.png": steps(folder)})
-    write_files({folder / "shots.png": shots(folder)})
+    write_files({folder / "shots.png": shots(folder), folder / "lenses.png": lenses(folder)})
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_a_negative_is_seen_to_be_one_and_training_looks_through_the_lens(tiny, 
     fitted = perlclip.fit(method, shots, recipe=QUICK, rehearse=False, thresholds=False, progress=False)
     assert fitted.lens is not None and fitted.lens.name == fitted.method.config.lens == "negative"
     record = fitted.training["lens"]
-    assert record["lens"] == "negative" and record["zero_shot"]["negative"] > record["zero_shot"][PLAIN] + 20
+    assert record["name"] == "negative" and record["zero_shot"]["negative"] > record["zero_shot"][PLAIN] + 20
     perlclip.save_adapter(fitted, tmp_path / "a")
     assert "negative" in (tmp_path / "a" / "README.md").read_text()
     loaded = perlclip.load_adapter(tmp_path / "a", backbone=tiny)

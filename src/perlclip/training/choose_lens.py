@@ -57,7 +57,7 @@ class LensChoice:
     def record(self) -> dict[str, Any]:
         """For the training record."""
         accuracy = {name: round(value, 2) for name, value in self.zero_shot.items()}
-        return {"lens": self.name, "images": self.images, "zero_shot": accuracy}
+        return {"name": self.name, "images": self.images, "zero_shot": accuracy}
 
 
 @torch.no_grad()
