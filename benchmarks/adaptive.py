@@ -97,7 +97,7 @@ def runs_of(
     """The base-to-novel runs of PERL in a store, with what they have trained; by one recipe, without ablations."""
     for record in Store(store).records().complete:
         run = Run(**{**record["run"], "settings": tuple(record["run"]["settings"].items())})
-        wanted = not recipe or (run.recipe == recipe and not run.settings and not run.head)
+        wanted = not recipe or (run.recipe == recipe and not run.settings and not run.head and not run.lens)
         if (run.method, run.protocol) == ("perl", "base-to-novel") and wanted and (not seeds or run.seed in seeds):
             method = load_adapter(Store(store).home(run), backbone=workspace.backbone(run)).method
             assert isinstance(method, Perl)

@@ -30,6 +30,10 @@ BEST_OTHERS = ("mma", "promptsrc")  # by HM on the toybox
 PAIRS = (
     ("perl strong", "perl extended"),
     ("perl strong", "zero-shot"),
+    ("perl strong + lens + head", "zero-shot"),
+    ("perl strong + lens + head", "perl strong + head"),
+    ("perl strong + lens + head", "gaussian + lens"),
+    ("perl strong + lens + head", "mma original + lens + head"),
     ("perl strong + head", "zero-shot"),
     ("perl strong + head", "ridge"),
     ("perl strong + head", "gaussian"),
@@ -47,6 +51,9 @@ def commands(suite: str, more: str) -> Iterator[str]:
     sets = f" --datasets {','.join(SUITES['toybox'].targets)}" if suite == "toybox" else ""
     for protocol in ("base-to-novel", "generalised"):
         for methods, options in (
+            ("perl", "--recipe strong --lens --head"),
+            ("gaussian,ridge", "--lens"),
+            (BEST_OTHERS[0], "--recipe original --lens --head"),
             ("perl", "--recipe strong --head --seeds 1,2,3,4,5"),
             ("perl", "--recipe strong --seeds 1,2,3,4,5"),
             ("perl", "--recipe extended --seeds 1,2,3,4,5"),

@@ -35,7 +35,8 @@ def lines(folder: Path, name: str, shots: int, seed: int, depth: int) -> Iterato
     classes = rng.sample(range(plain.base), min(plain.base, max(2, IMAGES // min(shots, SHOTS))))
     asked_N = torch.isin(plain.y_N, torch.tensor(classes))
     seen = {lens: Through(case.x_NE[asked_N], case.m_NF[asked_N].float()) for lens, case in cases.items()}
-    choice = best_lens(seen, plain.y_N[asked_N], plain.t_CE[: plain.base].float(), plain.scale)
+    there_C, labels_N = torch.unique(plain.y_N[asked_N], return_inverse=True)
+    choice = best_lens(seen, labels_N, plain.t_CE[there_C].float(), plain.scale)
     for lens, case in cases.items():
         found = dict(case.rows(seed))["gaussian"]
         yield [name, shots, seed, lens, int(lens == choice.name), *(f"{value:.2f}" for value in found)]

@@ -64,7 +64,7 @@ def one_set(suite, name: str, given: argparse.Namespace, batch: int) -> list[dic
     train = perlclip.train_val(data.train, shots=given.shots, seed=given.seed)[0]
     began = time.perf_counter()
     ours = perlclip.create_method("perl", base, recipe=given.recipe)
-    fitted = perlclip.fit(ours, train, recipe=given.recipe, seed=given.seed, progress=False)
+    fitted = perlclip.fit(ours, train, recipe=given.recipe, seed=given.seed, lens="plain", progress=False)
     print(f"{name}: {len(train)} shots, fitted in {time.perf_counter() - began:.1f} s", flush=True)
     every = max(1, len(data.test) // given.count)
     test = data.test.select(range(0, len(data.test), every))

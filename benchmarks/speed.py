@@ -254,7 +254,9 @@ class Bench:
             for name in names:
                 ours = create_method("perl", self.forms.ours.backbone)
                 began = time.perf_counter()
-                result = perlclip.fit(ours, train, recipe=name, thresholds=False, head=False, progress=False)
+                result = perlclip.fit(
+                    ours, train, recipe=name, thresholds=False, lens="plain", head=False, progress=False
+                )
                 if self.cuda:
                     torch.cuda.synchronize()
                 seconds = time.perf_counter() - began
@@ -270,7 +272,9 @@ class Bench:
         names = toybox_names()
         ours = create_method("perl", perlclip.load_backbone("tiny"))
         source = load_toybox(names[0]).train
-        perlclip.fit(ours, source.select(range(0, len(source), 4)), recipe="extended", head=False, progress=False)
+        perlclip.fit(
+            ours, source.select(range(0, len(source), 4)), recipe="extended", lens="plain", head=False, progress=False
+        )
         rougher = {}
         for dtype in ("bfloat16", "int8"):
             rougher[dtype] = create_method("perl", perlclip.load_backbone("tiny", dtype=dtype))

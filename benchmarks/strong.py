@@ -241,7 +241,7 @@ def check() -> None:
     for i, member in enumerate(stack.members):
         method = perlclip.create_method("perl", backbone, seed=1, loss_scale=member.setting.loss_scale)
         recipe = replace(member.setting.recipe, batch_size=4 * member.setting.batches, crop_scale=(0.5, 1.0))
-        perlclip.fit(method, shots, recipe=recipe, seed=1, thresholds=False, head=False, progress=False)
+        perlclip.fit(method, shots, recipe=recipe, seed=1, thresholds=False, lens="plain", head=False, progress=False)
         mine = state_of(stack, i)
         print(member.setting, max((p - mine[n]).abs().max().item() for n, p in method.named_parameters()))
 

@@ -227,7 +227,9 @@ def train_perl(folder: Path, name: str, seed: int, real: Path | None) -> None:
         return look_at(fresh, *rest)
 
     choose_head.choose, choose_head.look_at = choose, look
-    fitted = perlclip.fit(method, data.train.select(places).base(), seed=seed, thresholds=False, progress=False)
+    fitted = perlclip.fit(
+        method, data.train.select(places).base(), seed=seed, thresholds=False, lens="plain", progress=False
+    )
     choose_head.choose, choose_head.look_at = chosen, look_at
     held, choice = kept["held"], kept["choice"]
     logits_NC, texts_NC = held.answers(choice)

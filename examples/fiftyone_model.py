@@ -38,10 +38,11 @@ class PerlModel(fiftyone.core.models.Model, fiftyone.core.models.EmbeddingsMixin
         return self.embed_all([arg])[0]
 
     def embed_all(self, args):
-        backbone = self.classifier.method.backbone
+        method, backbone = self.classifier.method, self.classifier.method.backbone
         views = [backbone.preprocess.test_view(perlclip.data.read_image(image)) for image in args]
         with torch.no_grad():
-            return np.asarray(backbone.encode_image(torch.stack(views).to(backbone.device)).float().cpu())
+            images = method.frozen(torch.stack(views).to(backbone.device))
+            return np.asarray(backbone.encode_image(images).float().cpu())
 
 
 def main():

@@ -26,6 +26,8 @@ def pixels_of(path, about):
 
 
 def shown(x_3SS, a):
+    if "lens" not in a:
+        return x_3SS
     lens, offset = a["lens"], a["lens_offset"][:, None, None]
     return a["lens_gain"] * (lens @ x_3SS @ lens.T if lens.size else x_3SS) + offset
 

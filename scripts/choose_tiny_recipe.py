@@ -47,6 +47,7 @@ def measure(job: tuple[str, str]) -> list[str]:
         recipe=replace(perlclip.Recipe(), **CANDIDATES[candidate]),
         seed=1,
         thresholds=False,
+        lens="plain",
         head=False,
         progress=False,
     )

@@ -1,14 +1,20 @@
 """Lenses: what they do to pictures, and that all who look at images look through them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn import functional as F
 
 import perlclip
 from perlclip.backbone import LENSES, PLAIN, FrozenImages
+from perlclip.backbone.lens import make_lens
 from perlclip.inference.cache import EvalCache
 from perlclip.inference.evaluation import evaluate
+from perlclip.methods.zero_shot import ZeroShot
+from perlclip.training.gradients import Gradients
 from tests.common import CLOSE, loud, random_pixels
 from tests.test_threads import pictures
 
@@ -77,14 +83,55 @@ def test_a_method_through_a_lens_is_the_method_on_what_it_shows(backbone, name, 
         torch.testing.assert_close(*losses, **CLOSE)
 
 
-def test_pixels_have_gradients_through_a_lens(backbone):
-    """As `analyze` asks for."""
+@pytest.mark.parametrize("lens", LENSES)
+def test_pixels_have_gradients_through_a_lens_that_was_made_without(backbone, lens):
+    """As `explain` asks for, after somebody who did not."""
+    make_lens.cache_clear()
     pixels = random_pixels(backbone, 1).requires_grad_()
-    frozen = backbone.frozen(pixels, "negative")
+    with torch.inference_mode():
+        backbone.frozen(pixels, lens).rows(0)
+    frozen = backbone.frozen(pixels, lens)
     (gradient,) = torch.autograd.grad(frozen.rows(0).sum(), pixels)
     shown = frozen.shown.detach().requires_grad_()
     (other,) = torch.autograd.grad(backbone.frozen(shown).rows(0).sum(), shown)
-    torch.testing.assert_close(gradient, -other, **CLOSE)
+    made = backbone.lens(lens)
+    back = other if made.map_SS is None else made.map_SS.T @ other @ made.map_SS
+    torch.testing.assert_close(gradient, made.gain * back, **CLOSE)
+
+
+def test_white_is_black_whatever_numbers_stand_for_it(backbone):
+    """Processors that do not divide by 255."""
+    own = replace(backbone.preprocess, scale=1.0, mean=(127.5,) * 3, std=(127.5,) * 3)
+    white = own.pixels(torch.full((1, 3, 4, 4), 255.0))
+    torch.testing.assert_close(make_lens("negative", own, white.device)(white), -white)
+
+
+class Direct(ZeroShot):
+    """As methods were written before there were lenses: pixels straight to the backbone."""
+
+    def __init__(self, backbone, config) -> None:
+        super().__init__(backbone, config)
+        self.shift = torch.nn.Parameter(torch.zeros(backbone.embed_dim))
+
+    def encode_image(self, images):
+        return self.backbone.encode_image(images) + self.shift
+
+
+def test_a_method_that_knows_nothing_of_lenses_looks_through_its_own(backbone):
+    """In training, tests and answers alike."""
+    method = Direct(backbone, Direct.config_class(lens="negative"))
+    method.name = "direct"
+    images = pictures(0, 4, ("cat", "dog"))
+    state, pixels = method.class_state(images.classes), random_pixels(backbone, 4)
+    plain = perlclip.create_method("zero-shot", backbone)
+    want = F.cross_entropy(
+        plain.logits(-pixels + backbone.lens("negative").offset_311, state), torch.tensor([0, 1, 0, 1])
+    )
+    loss, *_ = Gradients(method, images.classes)(pixels, torch.tensor([0, 1, 0, 1]))
+    torch.testing.assert_close(loss, want.detach(), **CLOSE)
+    adapter = perlclip.Adapter(method=method, class_names=images.class_names, template=images.template)
+    tested = evaluate(adapter, images, progress=False).probabilities_BC.max(-1).values.tolist()
+    assert [one.probability for one in perlclip.Classifier(adapter).predict(images.images)] == pytest.approx(tested)
 
 
 def test_tests_of_the_same_images_keep_what_each_lens_shows_apart(backbone):
@@ -106,7 +153,7 @@ def test_an_adapter_keeps_its_lens_and_what_was_saved_before_has_none(backbone, 
         adapter = perlclip.Adapter(method=method, class_names=("cat", "dog"), template="a {}.")
         perlclip.save_adapter(adapter, tmp_path / lens)
         loaded = perlclip.load_adapter(tmp_path / lens, backbone=backbone)
-        assert loaded.method.config.lens == lens
+        assert loaded.method.config.lens == lens and "lens" in loaded.method.given, "`fit` goes on with it"
         assert loaded.info["config"].get("lens") == (None if lens == PLAIN else lens), "as files of earlier versions"
         image = picture(backbone)
         assert perlclip.Classifier(loaded).predict(image).top == perlclip.Classifier(adapter).predict(image).top

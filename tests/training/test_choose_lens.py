@@ -1,5 +1,7 @@
 """How `fit` chooses a lens: where shots are clearly better off, by texts and head alike, and none otherwise."""
 
+import re
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -36,7 +38,8 @@ def texts() -> torch.Tensor:
     ("plain", "other", "shots", "taken"),
     [
         ((0.3, 0.3), (1.2, 1.2), 8, True),
-        ((0.0, 0.0), (3.0, 3.0), 1, True),
+        ((0.0, 0.0), (3.0, 3.0), 2, True),
+        ((0.0, 0.0), (3.0, 3.0), 1, False),  # six shots say nothing clearly
         ((0.3, 0.3), (0.3, 0.3), 8, False),
         ((1.2, 1.2), (0.3, 0.3), 8, False),
         ((0.3, 0.3), (0.3, 1.5), 8, False),  # the head alone gains: new classes would not
@@ -83,6 +86,30 @@ def test_a_negative_is_seen_to_be_one_and_training_looks_through_the_lens(tiny, 
     assert perlclip.evaluate(loaded, others, progress=False).accuracy > plain + 20
 
 
+def test_what_was_fitted_before_keeps_its_own_lens(tiny, negatives):
+    """A method that trains nothing may be fitted again and again; only the head is each result's own."""
+    shots, _ = negatives
+    method = perlclip.create_method("gaussian", tiny)
+    clean = load_toybox("toybox").train.base()
+    first = perlclip.fit(method, clean.select([i for where in clean.by_class().values() for i in where[:3]]))
+    again = perlclip.fit(method, shots)
+    assert [each.method.config.lens for each in (first, again)] == [PLAIN, "negative"] and first.lens.name == PLAIN
+    assert method.config.lens == PLAIN and "no lens" in first.lens.sentence
+    coop = perlclip.create_method("coop", tiny)
+    with pytest.raises(perlclip.PerlclipError, match="nonsense"):
+        perlclip.fit(coop, shots, recipe="nonsense")
+    assert coop.config.lens == PLAIN
+
+
+def test_a_training_goes_on_with_the_lens_that_it_began_with(tiny, negatives, tmp_path):
+    shots, _ = negatives
+    how = dict(recipe=QUICK, head=False, thresholds=False, progress=False, checkpoint=tmp_path / "c")
+    for lens, then in ((PLAIN, PLAIN), ("auto", "negative")):
+        perlclip.fit(perlclip.create_method("perl", tiny), shots, lens=lens, **how)
+        again = perlclip.fit(perlclip.create_method("perl", tiny), shots, resume=True, **how)
+        assert again.method.config.lens == then and ("lens" in again.training) == (then == "negative")
+
+
 def test_clean_drawings_need_no_lens(tiny):
     data = load_toybox("toybox").train.base()
     places = [i for where in data.by_class().values() for i in where[:4]]
@@ -105,6 +132,18 @@ def test_the_command_says_what_the_lens_does(tmp_path):
     assert "lens" not in run("fit", "toybox:negative_toys/base", "--lens", PLAIN, *how, tmp_path / "b").stdout
     wrong = run("fit", "toybox:negative_toys/base", "--lens", "smoth", *how, tmp_path / "c")
     assert wrong.exit_code and "unknown lens 'smoth'; did you mean 'smooth'" in wrong.stderr
+
+
+def test_the_command_tells_zero_shot_the_lens_and_the_head_apart(tmp_path):
+    how = ("fit", "toybox:negative_toys/base", "--backbone", "tiny", "--method", "zero-shot", "--shots", 4)
+    said = run(*how, "--out", tmp_path / "a").stdout
+    assert re.search(r"zero-shot 5\d\.\d % → through the lens \d+\.\d % → zero-shot \+ head", said), said
+    assert "(each left out): zero-shot through the lens" in said and ", lens " in said
+    bare = run(*how, "--no-head", "--lens", "negative", "--out", tmp_path / "b").stdout
+    assert "→ through the lens" in bare and "head" not in bare
+    assert perlclip.load_adapter(tmp_path / "b").method.config.lens == "negative"
+    plain = run(*how, "--no-head", "--out", tmp_path / "c").stdout
+    assert re.search(r"images: zero-shot 5\d\.\d %$", plain, re.M), plain
 
 
 def test_a_benchmark_has_rows_with_the_lens_chosen_beside_those_without(tmp_path):

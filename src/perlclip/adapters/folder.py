@@ -259,6 +259,7 @@ def load_adapter(
     except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:  # torch's, of absurd sizes
         raise PerlclipError(f"adapter {folder} has settings that cannot be: {first_line(error)}") from error
     method.as_written = not info.get("plain_names")
+    method.given |= {"lens"}  # what it was trained with, also where that was none
     class_names = tuple(info["class_names"])
     head = _read_head(class_names, info, tensors, backbone, folder) if "head" in info else None
     own = {name: tensor for name, tensor in tensors.items() if head is None or name not in head.tensors()}

@@ -92,7 +92,8 @@ def analyze_store(
 
 def _thinks(record: Record, recipe: str) -> bool:
     run = record["run"]
-    wanted = not recipe or (run["recipe"] == recipe and not run["settings"] and not run.get("head"))
+    alone = not run["settings"] and not run.get("head") and not run.get("lens")
+    wanted = not recipe or (run["recipe"] == recipe and alone)
     return wanted and run["method"] == "perl" and run["protocol"] in AVERAGED and bool(record["config"]["steps"])
 
 

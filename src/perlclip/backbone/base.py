@@ -143,7 +143,7 @@ class Backbone:
 
     def lens(self, name: str) -> Lens | None:
         """A lens for its pixels; None is `plain`."""
-        return make_lens(name, self.preprocess.size, self.preprocess.mean, self.preprocess.std, self.device)
+        return make_lens(name, self.preprocess, self.device)
 
     def frozen(self, images: Images, lens: str | None = None) -> FrozenImages:
         """What the frozen image tower makes of pixels, or of images that it has looked at before.

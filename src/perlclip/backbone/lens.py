@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from perlclip.backbone.preprocess import Preprocess
+
 PLAIN = "plain"
 FINEST = 64  # details smaller than this part of the image are smoothed away
 NEARER = 1.3
@@ -42,6 +44,11 @@ class Lens:
             if self.map_SS is not None:
                 x_B3SS = self.map_SS @ x_B3SS @ self.map_SS.T
             return self.gain * x_B3SS + self.offset_311
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Its numbers by name, for those who look without torch; an empty map leaves all in its place."""
+        map_SS = torch.zeros(0, 0) if self.map_SS is None else self.map_SS
+        return {"lens": map_SS, "lens_gain": torch.tensor(self.gain), "lens_offset": self.offset_311.flatten()}
 
 
 def _smooth(size: int) -> Tensor:
@@ -74,14 +81,14 @@ LENSES = {
 
 
 @cache
-def make_lens(
-    name: str, size: int, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
-) -> Lens | None:
-    """A lens for pixels that were normalised so; nothing for `plain`."""
+def make_lens(name: str, preprocess: Preprocess, device: torch.device) -> Lens | None:
+    """A lens for pixels that were made so; nothing for `plain`."""
     if name == PLAIN:
         return None
-    kind = LENSES[name]
-    # 1 - p of tones p, where x = (p - mean) / std.
-    offset = [(1 - 2 * m) / s if kind.negative else 0.0 for m, s in zip(mean, std, strict=True)]
-    map_SS = kind.map(size).float().to(device) if kind.map else None
-    return Lens(name, map_SS, -1.0 if kind.negative else 1.0, torch.tensor(offset, device=device)[:, None, None])
+    kind, white = LENSES[name], 255 / preprocess.scale
+    with torch.inference_mode(False):  # it may be made where nobody wants gradients, and used where somebody does
+        # white - p of tones p, where x = (p - mean) / std.
+        means = zip(preprocess.mean, preprocess.std, strict=True)
+        offset = [(white - 2 * m) / s if kind.negative else 0.0 for m, s in means]
+        map_SS = kind.map(preprocess.size).float().to(device) if kind.map else None
+        return Lens(name, map_SS, -1.0 if kind.negative else 1.0, torch.tensor(offset, device=device)[:, None, None])

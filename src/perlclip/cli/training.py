@@ -70,12 +70,11 @@ def fit(
     parquet file, toybox:NAME, coop:NAME or a set of a suite file; with /base or /novel behind it, half of the
     classes."""
     from perlclip.adapters.folder import Adapter
-    from perlclip.backbone import PLAIN
     from perlclip.data.sources import published_name
     from perlclip.data.surveys import survey
     from perlclip.files import remove, require_writable
-    from perlclip.inference.cache import EvalCache
     from perlclip.methods.registry import default_recipe, ruled_datasets
+    from perlclip.training.loop import FitResult
 
     load = partial(perlclip.load_backbone, backbone, device=device, dtype=dtype, image_size=image_size)
     look: dict[str, Any] = dict(
@@ -96,6 +95,7 @@ def fit(
         click.echo(f"{out} holds a complete adapter: nothing to resume; start anew with --overwrite")
         return
     own, cls = method_settings([method], settings)[method], perlclip.method_class(method)
+    own |= {} if lens == "auto" else {"lens": lens}
     clock = _Clock()
     found = survey(data, **look)
     train, held_out = found.train, found.val
@@ -116,15 +116,16 @@ def fit(
             clock("checking labels")
         adapted = perlclip.create_method(method, loaded, **own)
         fitted = (
-            perlclip.fit(adapted, train, lens=lens, seed=seed, workers=workers)
+            perlclip.fit(adapted, train, seed=seed, workers=workers)
             if head
             else Adapter(method=adapted, class_names=train.class_names, template=train.template)
         )
-        clock("head")
-        metrics: dict[str, Any] = {"validation": perlclip.evaluate(fitted, held_out).metrics()} if len(held_out) else {}
+        clock("head", lens=fitted.lens_seconds if isinstance(fitted, FitResult) else 0.0)
+        metrics: dict[str, Any] = {}
+        zero_shot = _validate(fitted, held_out, metrics, workers=workers)
         perlclip.save_adapter(fitted, out, metrics=metrics)
         clock("validation")
-        _report_fit(fitted, metrics, out, clock)
+        _report_fit(fitted, metrics, out, clock, zero_shot)
         _list_skipped(found)
         return
     recipe, dataset = recipe or default_recipe(method), published_name(data)
@@ -146,32 +147,42 @@ def fit(
         click.echo(_where_resumed(out), err=True)
     with _resume_hint(out):
         result = perlclip.fit(
-            adapted, train, recipe=chosen, seed=seed, lens=lens, head=head, rehearse=rehearse,
+            adapted, train, recipe=chosen, seed=seed, head=head, rehearse=rehearse,
             checkpoint=out / CHECKPOINT, resume=resume, compile=compile, workers=workers,
         )  # fmt: skip
         parts = {"lens": result.lens_seconds, "head": result.head_seconds, "thresholds": result.threshold_seconds}
         clock("training", **parts)
         last = result.losses[-10:]
         metrics = {"final_loss": sum(last) / len(last)} if last else {}
-        if len(held_out):
-            how: dict[str, Any] = dict(compile=compile, workers=workers)
-            if not adapted.image_steps:  # whose step 0 is zero-shot CLIP, which else has to look as well
-                how["cache"] = EvalCache().of("validation")
-            found_out = perlclip.evaluate(result, held_out, state=result.state, **how)
-            if found_out.without_head:
-                metrics["validation_without_head"] = found_out.without_head.metrics()
-            metrics["validation"] = found_out.metrics()
+        zero_shot = _validate(result, held_out, metrics, state=result.state, compile=compile, workers=workers)
         training = {**result.training, "recipe_name": recipe}
         perlclip.save_adapter(result, out, training=training, metrics=metrics)
         remove(out / CHECKPOINT)
-    zero_shot, lensed = None, adapted.config.lens != PLAIN
-    # PERL's first step is zero-shot CLIP, though through the lens.
-    if len(held_out) and (lensed or len(metrics["validation"]["step_accuracy"]) == 1):
-        untrained = perlclip.create_method("zero-shot", loaded)
-        zero_shot = perlclip.evaluate(untrained, held_out, **how).accuracy
     clock("validation")
     _report_fit(result, metrics, out, clock, zero_shot)
     _list_skipped(found)
+
+
+def _validate(
+    fitted: "Adapter", held_out: "ImageSet", metrics: dict[str, Any], *, state: Any = None, **how: Any
+) -> float | None:
+    """Accuracy on images held out, with and without the head; that of zero-shot CLIP, unless a step says it."""
+    from perlclip.backbone import PLAIN
+    from perlclip.inference.cache import EvalCache
+
+    if not len(held_out):
+        return None
+    method = fitted.method
+    # What PERL's first step says, and a method that trains nothing, is zero-shot CLIP, though through the lens.
+    apart = method.config.lens != PLAIN or (method.num_trainable > 0 and not method.image_steps)
+    if apart:
+        how["cache"] = EvalCache().of("validation")
+    found = perlclip.evaluate(fitted, held_out, state=state, **how)
+    if found.without_head:
+        metrics["validation_without_head"] = found.without_head.metrics()
+    metrics["validation"] = found.metrics()
+    untrained = perlclip.create_method("zero-shot", method.backbone)
+    return perlclip.evaluate(untrained, held_out, **how).accuracy if apart else None
 
 
 class _Clock:
@@ -354,25 +365,27 @@ def _report_fit(
     from perlclip.methods.registry import plugins
     from perlclip.training.loop import FitResult
 
-    choice = fitted.choice if isinstance(fitted, FitResult) else None
+    method, choice = fitted.method, fitted.choice if isinstance(fitted, FitResult) else None
     if isinstance(fitted, FitResult) and fitted.lens and fitted.lens.name != PLAIN:
         click.echo(fitted.lens.sentence)
     if choice:
         click.echo(choice.sentence)
     if "validation" in metrics:
         found, plain = metrics["validation"], metrics.get("validation_without_head")
-        steps, said = (plain or found)["step_accuracy"], []
-        trained, lensed = choice is None or choice.trained, fitted.method.config.lens != PLAIN
-        if len(steps) > 1 and not lensed:
+        steps, trained, lensed = (
+            (plain or found)["step_accuracy"],
+            method.num_trainable > 0,
+            method.config.lens != PLAIN,
+        )
+        if not lensed and (len(steps) > 1 or not trained):
             zero_shot = steps[0]
-        if zero_shot is not None:
-            said.append(f"zero-shot {zero_shot:.1f} %")
+        said = [] if zero_shot is None else [f"zero-shot {zero_shot:.1f} %"]
         if lensed and (len(steps) > 1 or not trained):
             said.append(f"through the lens {steps[0]:.1f} %")
-        if (zero_shot is not None or plain) and (trained or not lensed):
-            said.append(f"{'adapted' if trained else 'zero-shot'} {steps[-1]:.1f} %")
-        if plain or not said:
-            said.append(f"{choice.answer if choice else 'all in all'} {found['accuracy']:.1f} %")
+        if trained:
+            said.append(f"adapted {steps[-1]:.1f} %")
+        if plain and choice:
+            said.append(f"{choice.answer} {found['accuracy']:.1f} %")
         click.echo(f"validation accuracy on {found['images']} images: {' → '.join(said)}")
         if zero_shot is not None and found["accuracy"] < zero_shot:
             click.echo(

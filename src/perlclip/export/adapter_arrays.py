@@ -8,8 +8,8 @@ says, m, so that a few lines of numpy are enough (`examples/onnx_predict.py`):
         + weight_middle m + bias
     p = softmax(l / temperature)
 
-Before all of it, the adapter's lens shows the pixels x to the tower as lens_gain (lens x lensᵀ) + lens_offset; of a
-lens that leaves all in its place `lens` is empty.
+Before all of it, the lens of an adapter that has one shows the pixels x to the tower as lens_gain (lens x lensᵀ) +
+lens_offset; of a lens that leaves all in its place `lens` is empty.
 
 The file is numpy's `.npz`, without pickles. Shapes: K steps, C classes, E shared width, D width of the tower, R rank.
 """
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from perlclip.adapters.folder import Adapter
-from perlclip.backbone import PLAIN, Lens
 from perlclip.errors import PerlclipError
 from perlclip.files import require_writable, write_files
 from perlclip.heads.answering import Answering
@@ -64,7 +63,8 @@ def adapter_arrays(
     t_KCE = method.class_embedding_steps(state).float()
     arrays = {name: tensor.float() for name, tensor in projector.items()}
     arrays |= {"classes": t_KCE, **_finish(Answering(method, state, adapter.head if head else None), steps, t_KCE)}
-    arrays |= _lens(backbone.lens(method.config.lens))
+    if lens := backbone.lens(method.config.lens):
+        arrays |= lens.arrays()
     words = {"class_names": list(names), "fingerprint": backbone.fingerprint, "template": classifier.template}
     numbers = {"steps": steps, "depth": depth, "temperature": classifier.temperature}
     return {
@@ -93,14 +93,6 @@ def _thoughts(method: Method) -> tuple[int, int, dict[str, Tensor]]:
     tensors = {"norm_weight": phi.norm.weight, "norm_bias": phi.norm.bias, "down_weight": phi.down.weight}
     tensors |= {"down_bias": phi.down.bias, "up_weight": phi.up.weight.T, "up_bias": phi.up.bias}
     return method.image_steps, depths[0], tensors
-
-
-def _lens(lens: Lens | None) -> dict[str, Tensor]:
-    """Its numbers, or those of none."""
-    if lens is None:
-        lens = Lens(PLAIN, None, 1.0, torch.zeros(3, 1, 1))
-    map_SS = torch.zeros(0, 0) if lens.map_SS is None else lens.map_SS
-    return {"lens": map_SS, "lens_gain": torch.tensor(lens.gain), "lens_offset": lens.offset_311.flatten()}
 
 
 def _finish(answering: Answering, steps: int, t_KCE: Tensor) -> dict[str, Tensor]:

@@ -117,9 +117,10 @@ def _input(arrays: Sequence[np.ndarray], name: str, steps: int) -> dict[str, Any
 
 def _finishing(name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """What makes an adapter's answer of the model's outputs."""
-    names = "weight", "weight_mean", "weight_middle", "bias", "readout", "lens", "lens_offset"
+    names = ["weight", "weight_mean", "weight_middle", "bias", "readout", *({"lens", "lens_offset"} & arrays.keys())]
     large = {each: _letters(arrays[each]) for each in names}
-    small = {each: arrays[each].item() for each in ("steps", "text", "temperature", "lens_gain")}
+    numbers = ["steps", "text", "temperature", *({"lens_gain"} & arrays.keys())]
+    small = {each: arrays[each].item() for each in numbers}
     return {"name": name, "class_names": arrays["class_names"].tolist(), **small, **large}
 
 

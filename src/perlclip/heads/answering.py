@@ -95,7 +95,9 @@ class Answering:
 
     def logits(self, images: Images) -> Tensor:
         """The answer, (B, C)."""
-        return self.method.logits(images, self.state) if self.head is None else self.trajectory(images)[-1]
+        if self.head is None:
+            return self.method.logits(self.method.frozen(images), self.state)
+        return self.trajectory(images)[-1]
 
     def trajectory(self, images: Images) -> Tensor:
         """What would be answered after each step, (K+1, B, C); (1, B, C) for a method that answers at once."""
@@ -103,10 +105,10 @@ class Answering:
 
     def both(self, images: Images) -> tuple[Tensor, Tensor]:
         """The trajectory, and that of the method's texts alone, from one look."""
+        images = self.method.frozen(images)
         if self.head is None:
             logits_KBC = self.method.trajectory(images, self.state)
             return logits_KBC, logits_KBC
-        images = self.method.frozen(images)
         more_BC = self.middle(images)
         logits_KBC, v_KBE = self.method.look(images, self.state)
         v0_BE = self.method.backbone.encode_image(images) if self.t0_CE is not None else v_KBE[0]

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from perlclip.backbone import PLAIN
 from perlclip.data.sets import ImageSet
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.head import Head, make_head
@@ -118,6 +119,7 @@ class Choice:
     middle_strength: float = STRENGTH
     beside: float = 1.0  # how much of the rest is left beside it; in `text` and `scale` already
     trained: bool = True  # whether there is anything adapted but the head
+    lensed: bool = False  # whether all of it, zero-shot too, looks through a lens
     unseen: Unseen | None = None
     ruled: bool = False  # whether that is as sure as it should be: chosen on features that training does not change
     images: int = 0
@@ -140,7 +142,8 @@ class Choice:
         adapted = f", adapted {self.adapted:.1f} %" if self.trained else ""
         both = f", {self.answer} {self.chosen:.1f} %" if self.answer not in ("zero-shot", "adapted") else ""
         ending = "zero-shot is better: nothing adapted" if self.answer == "zero-shot" and self.trained else self.answer
-        seen = f"held-out accuracy on {self.images} shots ({self.how}): zero-shot {self.zero_shot:.1f} %"
+        looked = " through the lens" * self.lensed
+        seen = f"held-out accuracy on {self.images} shots ({self.how}): zero-shot{looked} {self.zero_shot:.1f} %"
         return f"{seen}{adapted}{both}; the adapter answers with: {ending}"
 
     def record(self) -> dict[str, Any]:
@@ -219,7 +222,8 @@ def choose_head(
         scale = method.backbone.logit_scale
         unseen, among, offset = choose_unseen(seen.features_NF, seen.labels_N, seen.texts_CE, scale, seed, read)
     ruled = unseen is not None and unseen.among.scale > 0 and seen.frozen
-    choice = replace(choice, trained=method.num_trainable > 0, unseen=unseen, ruled=ruled)
+    trained, lensed = method.num_trainable > 0, method.config.lens != PLAIN
+    choice = replace(choice, trained=trained, lensed=lensed, unseen=unseen, ruled=ruled)
     head = make_head(
         train_set.class_names, fitted.kept() if isinstance(fitted, Discriminant) else fitted.solution(choice.strength),
         strength=choice.strength, text=choice.text, scale=choice.scale,

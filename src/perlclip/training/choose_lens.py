@@ -4,7 +4,8 @@ Through each lens (`backbone.lens`) the shots are asked two questions that no tr
 make their true classes, each lens at its best temperature, and how likely a head does, in closed form, with each shot
 left out. A lens is taken where both are clearly better than without one, by so many standard errors of the differences
 shot by shot: the head speaks for the classes trained on, the texts for all others, so that neither may win at the cost
-of the other. With one shot of each class there are the texts alone. docs/strong.md has the measurements behind this.
+of the other. With one shot of each class there are the texts alone, and fewer than eight shots choose nothing.
+docs/strong.md has the measurements behind this.
 
 Shapes: N shots, B of them in a batch, C classes, E embedding width, F the middle's.
 """
@@ -29,7 +30,8 @@ from perlclip.training.choose_head import TEXTS, Said, choose, logp_of
 from perlclip.training.shots import BATCH
 
 SHOTS, IMAGES = 16, 192  # of a class, and in all, that are looked at through every lens
-CLEAR_TEXTS, CLEAR_HEAD = 2.0, 1.0  # standard errors
+FEWEST = 8  # shots that can say something clearly
+CLEAR_TEXTS, CLEAR_HEAD = 3.0, 1.0  # standard errors
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class LensChoice:
     @property
     def sentence(self) -> str:
         """For the screen."""
+        if self.name == PLAIN:
+            return f"no lens: {self.images} shots are not clearly better off with one"
         through = f"{self.zero_shot[PLAIN]:.1f} % of {self.images} shots as they are, {self.zero_shot[self.name]:.1f} %"
         return f"lens {self.name!r}, {LENSES[self.name].summary}: zero-shot CLIP knows {through} through it"
 
@@ -75,9 +79,10 @@ def choose_lens(
                 found[name].append((backbone.encode_image(frozen).float().cpu(), m_BF.cpu()))
                 bar(len(pixels))
     seen = {name: Through(*map(torch.cat, zip(*parts, strict=True))) for name, parts in found.items()}
-    labels_N = torch.tensor([int(label) for label in shots.labels])
+    there_C, labels_N = torch.unique(torch.tensor([int(label) for label in shots.labels]), return_inverse=True)
     classes = shots.classes if method.as_written else shots.classes.plain()
-    t_CE = backbone.encode_text(classes.prompts()).float().cpu()
+    prompts = classes.prompts()
+    t_CE = backbone.encode_text([prompts[c] for c in there_C.tolist()]).float().cpu()
     return best_lens(seen, labels_N, t_CE, backbone.logit_scale)
 
 
@@ -94,9 +99,7 @@ def some_shots(train_set: ImageSet, seed: int) -> ImageSet:
 
 
 def best_lens(seen: Mapping[str, Through], labels_N: Tensor, t_CE: Tensor, logit_scale: float) -> LensChoice:
-    """The choice among lenses through which these shots were looked at, `plain` among them."""
-    there = sorted(set(labels_N.tolist()))  # others are no rivals here
-    labels_N, t_CE = torch.tensor([there.index(int(label)) for label in labels_N]), t_CE[there]
+    """The choice among lenses through which these shots of all classes given were looked at, `plain` among them."""
     zero = {name: (logit_scale * each.v_NE @ t_CE.T).float() for name, each in seen.items()}
     texts = {name: _warmed(zero_NC, labels_N) for name, zero_NC in zero.items()}
     sums = {PLAIN: 0.0}
@@ -136,5 +139,5 @@ def _left_out(seen: Through, zero_NC: Tensor, labels_N: Tensor) -> Tensor:
 
 
 def _clearly(gain_N: Tensor, errors: float) -> bool:
-    """Whether the mean is above 0 by so many standard errors."""
-    return len(gain_N) > 1 and gain_N.mean().item() > errors * gain_N.std().item() / sqrt(len(gain_N))
+    """Whether the mean of enough of them is above 0 by so many standard errors."""
+    return len(gain_N) >= FEWEST and gain_N.mean().item() > errors * gain_N.std().item() / sqrt(len(gain_N))

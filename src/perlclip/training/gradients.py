@@ -61,7 +61,7 @@ class Gradients:
             self._compiled.forget()
 
     def _compute(self, pixels: Tensor, labels: Tensor) -> list[Any]:
-        loss = self.method.loss(pixels, labels, self.state)
+        loss = self.method.loss(self.method.frozen(pixels), labels, self.state)
         if not loss.requires_grad:
             raise PerlclipError(f"with these settings nothing that {self.method.name} trains reaches the loss")
         gradients = torch.autograd.grad(self.scaler.scale(loss), list(self.method.parameters()), allow_unused=True)

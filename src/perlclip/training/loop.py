@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from perlclip.adapters.folder import Adapter
-from perlclip.backbone import Backbone
+from perlclip.backbone import PLAIN, Backbone
 from perlclip.data.decoding import readable
 from perlclip.data.loading import epoch_order, random_views
 from perlclip.data.sets import ImageSet
@@ -137,25 +137,29 @@ def fit(
     if not len(train_set):
         raise PerlclipError("the training set has no images")
     train_set, _ = readable(train_set, progress=progress)  # now, not in the middle of the training
-    began, looked = time.perf_counter(), None
-    if lens != "auto":
-        method.config = replace(method.config, lens=lens)
-    elif "lens" not in method.given and gradients is None:
-        with _threads(method.backbone):
-            looked = choose_lens(method, train_set, seed=seed, workers=workers, progress=progress)
-        method.config = replace(method.config, lens=looked.name)
-    lens_seconds = time.perf_counter() - began
-    if head and not method.num_trainable:
-        alone = _head_alone(method, train_set, looked, seed, workers)
-        return replace(alone, lens=looked, lens_seconds=lens_seconds)
-    name, found = _resolve(method, recipe, dataset, train_set.shots or 0)
+    alone, began, looked = head and not method.num_trainable, time.perf_counter(), None
+    name, found = ("", Recipe()) if alone else _resolve(method, recipe, dataset, train_set.shots or 0)
     if gradients and (gradients.method is not method or gradients.classes != train_set.classes):
         raise PerlclipError("the gradients given are those of another method or of other classes")
+    path = Path(checkpoint) if checkpoint else None
+    begun = path if resume and path and path.exists() else None
+    if lens == "auto" and "lens" not in method.given and gradients is None:
+        with _threads(method.backbone):
+            looked = choose_lens(method, train_set, seed=seed, workers=workers, progress=progress)
+        lens = looked.name
+        if begun and (before := _lens_of(begun)) != lens:  # of another device, or an earlier version
+            looked, lens = None, before
+    if lens not in ("auto", method.config.lens):
+        method = copy(method) if alone else method  # which others may have a head of their own for
+        method.config = replace(method.config, lens=lens)
+    lens_seconds = time.perf_counter() - began
+    if alone:
+        made_alone = _head_alone(method, train_set, looked, seed, workers)
+        return replace(made_alone, lens=looked, lens_seconds=lens_seconds)
     run = _Run(train_set, found, seed, gradients or Gradients(method, train_set.classes, compile, keep=False))
     recorded = run.gradients.seconds
-    path = Path(checkpoint) if checkpoint else None
-    if resume and path and path.exists():
-        run.load(path)
+    if begun:
+        run.load(begun)
     started = time.perf_counter()
     run.complete(path, workers, progress)
     if path:
@@ -201,6 +205,12 @@ def fit(
         result, train_set, state=run.class_state, seen=seen, seed=seed, workers=workers, progress=progress,
     )  # fmt: skip
     return replace(result, thresholds=settled, threshold_seconds=time.perf_counter() - started)
+
+
+def _lens_of(checkpoint: Path) -> str:
+    """The lens that a training looked through."""
+    config = read_checkpoint(checkpoint).position["settings"].get("config")
+    return str(config.get("lens", PLAIN)) if isinstance(config, dict) else PLAIN
 
 
 def _head_alone(method: Method, train_set: ImageSet, looked: LensChoice | None, seed: int, workers: int) -> FitResult:
