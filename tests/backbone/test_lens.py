@@ -103,7 +103,7 @@ def test_white_is_black_whatever_numbers_stand_for_it(backbone):
     """Processors that do not divide by 255."""
     own = replace(backbone.preprocess, scale=1.0, mean=(127.5,) * 3, std=(127.5,) * 3)
     white = own.pixels(torch.full((1, 3, 4, 4), 255.0))
-    torch.testing.assert_close(make_lens("negative", own, white.device)(white), -white)
+    torch.testing.assert_close(make_lens("negative", own, 8, white.device)(white), -white)
 
 
 class Direct(ZeroShot):

@@ -33,7 +33,7 @@ from perlclip.backbone.preprocess import Preprocess
 from perlclip.backbone.shared_text import SharedText
 from perlclip.backbone.text_graphs import TextGraphs
 from perlclip.backbone.tokens import Tokens
-from perlclip.backbone.tower import State, Tower
+from perlclip.backbone.tower import ImageEmbedding, State, Tower
 from perlclip.errors import PerlclipError
 
 KEPT = 4  # kinds of text graphs
@@ -143,7 +143,9 @@ class Backbone:
 
     def lens(self, name: str) -> Lens | None:
         """A lens for its pixels; None is `plain`."""
-        return make_lens(name, self.preprocess, self.device)
+        embed = self.vision.embed
+        assert isinstance(embed, ImageEmbedding)
+        return make_lens(name, self.preprocess, embed.patch.shape[-1], self.device)
 
     def frozen(self, images: Images, lens: str | None = None) -> FrozenImages:
         """What the frozen image tower makes of pixels, or of images that it has looked at before.

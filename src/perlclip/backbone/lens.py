@@ -7,8 +7,7 @@ changes that before the first block, without a parameter and next to no time:
     x' = gain L x Lᵀ + offset
 
 L maps rows and columns of the pixels x, gain and offset their tones. `fit` chooses one by the shots
-(`training.choose_lens`); it is a setting of every method, and `plain` is none at all. What a lens does to the size of
-details is in proportion to the tower's image, so that it is the same lens on every backbone.
+(`training.choose_lens`); it is a setting of every method, and `plain` is none at all.
 
 Shapes: B images of S pixels a side.
 """
@@ -24,7 +23,7 @@ from torch.nn import functional as F
 from perlclip.backbone.preprocess import Preprocess
 
 PLAIN = "plain"
-FINEST = 64  # details smaller than this part of the image are smoothed away
+FINEST = 8  # details smaller than this part of a patch are smoothed away
 NEARER = 1.3
 
 
@@ -51,13 +50,13 @@ class Lens:
         return {"lens": map_SS, "lens_gain": torch.tensor(self.gain), "lens_offset": self.offset_311.flatten()}
 
 
-def _smooth(size: int) -> Tensor:
+def _smooth(size: int, patch: int) -> Tensor:
     """A Gaussian round every pixel, whose weights sum to 1 at the edges, too."""
     at_S = torch.arange(size, dtype=torch.float64)
-    return (-0.5 * ((at_S[:, None] - at_S) * FINEST / size).square()).softmax(1)
+    return (-0.5 * ((at_S[:, None] - at_S) * FINEST / patch).square()).softmax(1)
 
 
-def _near(size: int) -> Tensor:
+def _near(size: int, patch: int) -> Tensor:
     """The middle of the image, enlarged."""
     left_out = round(size * (1 - 1 / NEARER) / 2)  # on either side
     rows_sS = torch.eye(size, dtype=torch.float64)[left_out : size - left_out]
@@ -66,10 +65,10 @@ def _near(size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Kind:
-    """What makes a lens: its map for images of so many pixels a side, and whether tones are turned round."""
+    """What makes a lens: its map for images and patches of so many pixels a side; whether tones are turned round."""
 
     summary: str
-    map: Callable[[int], Tensor] | None = None
+    map: Callable[[int, int], Tensor] | None = None
     negative: bool = False
 
 
@@ -81,8 +80,8 @@ LENSES = {
 
 
 @cache
-def make_lens(name: str, preprocess: Preprocess, device: torch.device) -> Lens | None:
-    """A lens for pixels that were made so; nothing for `plain`."""
+def make_lens(name: str, preprocess: Preprocess, patch: int, device: torch.device) -> Lens | None:
+    """A lens for pixels that were made so, and are seen by patches of so many a side; nothing for `plain`."""
     if name == PLAIN:
         return None
     kind, white = LENSES[name], 255 / preprocess.scale
@@ -90,5 +89,5 @@ def make_lens(name: str, preprocess: Preprocess, device: torch.device) -> Lens |
         # white - p of tones p, where x = (p - mean) / std.
         means = zip(preprocess.mean, preprocess.std, strict=True)
         offset = [(white - 2 * m) / s if kind.negative else 0.0 for m, s in means]
-        map_SS = kind.map(preprocess.size).float().to(device) if kind.map else None
+        map_SS = kind.map(preprocess.size, patch).float().to(device) if kind.map else None
         return Lens(name, map_SS, -1.0 if kind.negative else 1.0, torch.tensor(offset, device=device)[:, None, None])
