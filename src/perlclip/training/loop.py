@@ -137,20 +137,19 @@ def fit(
     if not len(train_set):
         raise PerlclipError("the training set has no images")
     train_set, _ = readable(train_set, progress=progress)  # now, not in the middle of the training
-    alone, began, looked = head and not method.num_trainable, time.perf_counter(), None
+    alone, began = head and not method.num_trainable, time.perf_counter()
     name, found = ("", Recipe()) if alone else _resolve(method, recipe, dataset, train_set.shots or 0)
     if gradients and (gradients.method is not method or gradients.classes != train_set.classes):
         raise PerlclipError("the gradients given are those of another method or of other classes")
     path = Path(checkpoint) if checkpoint else None
     begun = path if resume and path and path.exists() else None
-    if lens == "auto" and "lens" not in method.given and gradients is None:
-        with _threads(method.backbone):
-            looked = choose_lens(method, train_set, seed=seed, workers=workers, progress=progress)
-        lens = looked.name
-        if begun and (before := _lens_of(begun)) != lens:  # of another device, or an earlier version
-            looked, lens = None, before
-    if lens not in ("auto", method.config.lens):
-        method = copy(method) if alone else method  # which others may have a head of their own for
+    looked = None
+    if lens == "auto":
+        keeps = "lens" in method.given or gradients is not None
+        looked = None if keeps else _looked(method, train_set, begun, seed, workers, progress)
+        lens = looked.name if looked else _lens_of(begun) if begun and not keeps else method.config.lens
+    if lens != method.config.lens:
+        method = copy(method) if alone else method  # for which others may have a head
         method.config = replace(method.config, lens=lens)
     lens_seconds = time.perf_counter() - began
     if alone:
@@ -205,6 +204,15 @@ def fit(
         result, train_set, state=run.class_state, seen=seen, seed=seed, workers=workers, progress=progress,
     )  # fmt: skip
     return replace(result, thresholds=settled, threshold_seconds=time.perf_counter() - started)
+
+
+def _looked(
+    method: Method, train_set: ImageSet, begun: Path | None, seed: int, workers: int, progress: bool
+) -> LensChoice | None:
+    """The lens chosen; nothing where a training has begun with another one, on another device or in another version."""
+    with _threads(method.backbone):
+        looked = choose_lens(method, train_set, seed=seed, workers=workers, progress=progress)
+    return looked if begun is None or _lens_of(begun) == looked.name else None
 
 
 def _lens_of(checkpoint: Path) -> str:
