@@ -375,21 +375,19 @@ def lenses() -> str:
     return table(["shots", "", "toybox, ten sets", "among all", "photographs, three sets", "among all"], rows)
 
 
-def lens_sets() -> str:
+def lens_sets(*suites: str) -> str:
     """Base / novel of every set through every lens, 16 shots, and how many of the seeds choose one."""
-    rows = []
-    for suite in ("toybox", "photographs"):
-        lines = [line for line in _lens_lines(suite) if line["shots"] == "16"]
-        names = list(dict.fromkeys(line["lens"] for line in lines))
-        for place in dict.fromkeys(line["set"] for line in lines):
-            cells = []
-            for lens in names:
-                mine = [line for line in lines if line["set"] == place and line["lens"] == lens]
-                base, novel = (fmean(float(line[half]) for line in mine) for half in HALVES)
-                seeds = sum(line["chosen"] == "1" for line in mine)
-                said = f"{base:.1f} / {novel:.1f}"
-                cells.append(f"**{said}**" + f" ({seeds})" * (seeds < len(mine)) if seeds else said)
-            rows.append([place, *cells])
+    lines = [line for suite in suites for line in _lens_lines(suite) if line["shots"] == "16"]
+    names, rows = list(dict.fromkeys(line["lens"] for line in lines)), []
+    for place in dict.fromkeys(line["set"] for line in lines):
+        cells = []
+        for lens in names:
+            mine = [line for line in lines if line["set"] == place and line["lens"] == lens]
+            base, novel = (fmean(float(line[half]) for line in mine) for half in HALVES)
+            seeds = sum(line["chosen"] == "1" for line in mine)
+            said = f"{base:.1f} / {novel:.1f}"
+            cells.append(f"**{said}**" + f" ({seeds})" * (seeds < len(mine)) if seeds else said)
+        rows.append([place, *cells])
     return table(["set", *names], rows)
 
 
@@ -425,7 +423,8 @@ def fewer_shots(file: str, *sets: str) -> Callable[[], str]:
 TABLES: dict[str, Callable[[], str]] = {
     "heads": heads,
     "lenses": lenses,
-    "lens-sets": lens_sets,
+    "lens-sets": lambda: lens_sets("toybox", "photographs"),
+    "lens-shifted": lambda: lens_sets("shifted"),
     "shots-toybox": fewer_shots("shots-toybox.csv"),
     "shots-eurosat": fewer_shots("shots-photographs.csv", "eurosat"),
     "shots-photographs": fewer_shots("shots-photographs.csv"),
