@@ -12,6 +12,7 @@ from statistics import fmean
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 import perlclip
 from benchmarks.strong import ROUNDS, harmonic, means
@@ -84,7 +85,7 @@ def shots(folder: Path) -> bytes:
     rows = sorted({line["row"] for lines in files.values() for line in lines})
 
     def paint(figure: Figure) -> None:
-        panels = figure.subplots(1, len(SHOTS))
+        panels, drawn = figure.subplots(1, len(SHOTS)), dict[str, Line2D]()
         for panel, (title, name, some) in zip(panels, SHOTS, strict=True):
             lines = [line for line in files[name] if not some or line["set"] in some]
             found: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(
@@ -102,9 +103,11 @@ def shots(folder: Path) -> bytes:
                     panel.plot(sorted(by_shots), [by_shots[n] for n in sorted(by_shots)], label=row, **look(rank))
             panel.set(title=title, xscale="log", xlabel="shots of each class", ylabel="accuracy, %")
             panel.set_xticks(counts, [str(count) for count in counts])
-            panel.legend()
+            drawn |= {str(line.get_label()): line for line in panel.get_lines()}
+        there = [row for row in rows if row in drawn]
+        figure.legend([drawn[row] for row in there], there, loc="outside lower center", ncols=len(there))
 
-    return draw("shots", "", (13, 3.8), paint).png
+    return draw("shots", "", (13, 4), paint).png
 
 
 EXAMPLES = (("noisy_shapes", "smooth"), ("negative_toys", "negative"), ("cluttered_toys", "near"))
