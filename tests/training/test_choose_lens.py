@@ -1,5 +1,6 @@
 """How `fit` chooses a lens: where shots are clearly better off, by texts and head alike, and none otherwise."""
 
+import json
 import re
 
 import pytest
@@ -155,3 +156,6 @@ def test_a_benchmark_has_rows_with_the_lens_chosen_beside_those_without(tmp_path
     assert "gaussian" in told and "+ lens" in told
     names = sorted(path.parent.name for path in tmp_path.rglob("run.json"))
     assert len(names) == 2 and names[1] == f"{names[0]}-lens"
+    (record,) = (json.loads(path.read_text()) for path in tmp_path.rglob(f"{names[1]}/run.json"))
+    adapter = perlclip.load_adapter(next(tmp_path.rglob(names[1])))
+    assert record["lens"]["name"] == adapter.method.config.lens == "negative" == adapter.training["lens"]["name"]

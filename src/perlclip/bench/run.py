@@ -200,7 +200,7 @@ def perform(run: Run, workspace: Workspace, store: Store) -> Record:
         roles={"source": sets.source, "targets": sets.targets, "variants": sets.variants},
         parameters=trained.adapter.num_learned if isinstance(trained.adapter, Adapter) else 0,
         fit=trained.fit,
-        **({"head": trained.head} if trained.head else {}),
+        **trained.chosen,
         adapter_of=trained.adapter_of,
         train=trained.shots,
         tests={test.name: found.fingerprint for test, found in tests.items()},
@@ -221,7 +221,7 @@ class Trained:
 
     adapter: Adapter | Method
     fit: Mapping[str, Any] | None = None  # settings of the training
-    head: Mapping[str, Any] | None = None  # how it was chosen
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # how lens and head were, where they are
     seconds: Mapping[str, float] = field(default_factory=lambda: {"fit": 0.0})
     shots: str | None = None  # fingerprint of the list that it was trained on
     images: ImageSet | None = None  # if it was trained just now
@@ -249,7 +249,7 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
                 resume=True, workers=workspace.workers, progress=False,
             )  # fmt: skip
             return Trained(
-                adapter=result, fit=result.settings, head=result.training.get("head"), shots=shots, images=images,
+                adapter=result, fit=result.settings, chosen=_chosen(result.training), shots=shots, images=images,
                 seconds={
                     "fit": result.seconds, **({"lens": result.lens_seconds} if run.lens else {}),
                     **({"head": result.head_seconds} if run.head else {}),
@@ -275,8 +275,12 @@ def _trained_before(run: Run, images: ImageSet, workspace: Workspace, store: Sto
                 continue
             if other.head != run.head:  # what it was trained to be, before it got its head
                 adapter, record = replace(adapter, head=None, trust=None), {**record, "head": None}
-            return Trained(adapter=adapter, fit=record["fit"], head=record.get("head"), adapter_of=other.name)
+            return Trained(adapter=adapter, fit=record["fit"], chosen=_chosen(record), adapter_of=other.name)
     return None
+
+
+def _chosen(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: record[key] for key in ("lens", "head") if record.get(key)}
 
 
 def _save(run: Run, adapter: Adapter | Method, record: Record, folder: Path) -> None:
@@ -284,7 +288,7 @@ def _save(run: Run, adapter: Adapter | Method, record: Record, folder: Path) -> 
     used = {key: value for key, value in record["fit"].items() if key not in ("method", "config", "backbone")}
     training = {"protocol": run.protocol, "source": f"{run.suite}/{run.dataset}", "shots": run.shots}
     training |= {"recipe_name": run.recipe, **used, "environment": record["environment"]}
-    training |= {"head": record["head"]} if "head" in record else {}
+    training |= _chosen(record)
     save_adapter(adapter, folder, training=training, metrics=record["metrics"])
 
 
