@@ -86,7 +86,7 @@ def test_a_method_through_a_lens_is_the_method_on_what_it_shows(backbone, name, 
 @pytest.mark.parametrize("lens", LENSES)
 def test_pixels_have_gradients_through_a_lens_that_was_made_without(backbone, lens):
     """As `explain` asks for, after somebody who did not."""
-    make_lens.cache_clear()
+    backbone.lenses.clear()
     pixels = random_pixels(backbone, 1).requires_grad_()
     with torch.inference_mode():
         backbone.frozen(pixels, lens).rows(0)

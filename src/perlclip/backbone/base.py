@@ -94,6 +94,7 @@ class Backbone:
     lowers: bool = False  # texts are put in small letters
     image_size: int | None = None  # pixels a side, where it is not the one that the weights are for
     recorded: dict[Hashable, TextGraphs] = field(default_factory=dict, init=False, repr=False)
+    lenses: dict[str, Lens | None] = field(default_factory=dict, init=False, repr=False)  # as they are asked for
 
     def __copy__(self) -> "Backbone":
         """Frozen, so that a copy of it is itself."""
@@ -143,9 +144,11 @@ class Backbone:
 
     def lens(self, name: str) -> Lens | None:
         """A lens for its pixels; None is `plain`."""
-        embed = self.vision.embed
-        assert isinstance(embed, ImageEmbedding)
-        return make_lens(name, self.preprocess, embed.patch.shape[-1], self.device)
+        if name not in self.lenses:
+            embed = self.vision.embed
+            assert isinstance(embed, ImageEmbedding)
+            self.lenses[name] = make_lens(name, self.preprocess, embed.patch.shape[-1], self.device)
+        return self.lenses[name]
 
     def frozen(self, images: Images, lens: str | None = None) -> FrozenImages:
         """What the frozen image tower makes of pixels, or of images that it has looked at before.

@@ -14,7 +14,6 @@ Shapes: B images of S pixels a side.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -79,7 +78,6 @@ LENSES = {
 }
 
 
-@cache
 def make_lens(name: str, preprocess: Preprocess, patch: int, device: torch.device) -> Lens | None:
     """A lens for pixels that were made so, and are seen by patches of so many a side; nothing for `plain`."""
     if name == PLAIN:

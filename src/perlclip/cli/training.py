@@ -181,8 +181,9 @@ def _validate(
     if found.without_head:
         metrics["validation_without_head"] = found.without_head.metrics()
     metrics["validation"] = found.metrics()
-    untrained = perlclip.create_method("zero-shot", method.backbone)
-    return perlclip.evaluate(untrained, held_out, **how).accuracy if apart else None
+    if not apart:
+        return None
+    return perlclip.evaluate(perlclip.create_method("zero-shot", method.backbone), held_out, **how).accuracy
 
 
 class _Clock:

@@ -4,8 +4,8 @@ A row is an image with an adapter to ask. The frozen base, h0 and the first refi
 are computed once per image; then each row thinks with its own adapter's projectors (`RowThink`), through the same
 frozen blocks, for as many steps as it was told or as it needs; and is answered by its own sheet (`sheets`). Rows whose
 thinking has another shape, another depth above all, are a group of their own from there on; adapters whose method
-does something else with the image (MMA, MaPLe, …) are asked one by one, each with all of its rows. So are the rows of
-each lens through which images are looked at: the frozen tower sees another picture there.
+does something else with the image (MMA, MaPLe, …) are asked one by one, each with all of its rows. Rows that look
+through different lenses are batches of their own: the frozen tower sees another picture there.
 
 Shapes: I images, B rows, b some of them, K steps, C classes, E embedding width, n projectors of P numbers.
 """
