@@ -466,9 +466,10 @@ def test_errors_are_sentences(words, sentence, adapter_folder, backbone, tree, t
 # ---- runs of a benchmark ----
 
 
-def stored(store, tiny, dataset, seed, protocol="base-to-novel", tests=("base", "novel"), adapter_of=None):
+def stored(store, tiny, dataset, seed, protocol="base-to-novel", tests=("base", "novel"), adapter_of=None, **more):
     """A run as `perlclip bench` leaves it, without the training."""
-    one = Run(protocol=protocol, suite="toybox", dataset=dataset, method="perl", recipe="fast", shots=16, seed=seed)
+    which = dict(protocol=protocol, suite="toybox", dataset=dataset, method="perl", recipe="fast", shots=16, seed=seed)
+    one = Run(**which, **more)
     method = perlclip.create_method("perl", tiny, seed=seed, steps=1)
     metrics = {t: {"step_accuracy": [50.0, 60.0 + seed], "images": 400, "accuracy": 60.0} for t in tests}
     config = {"steps": 1}
@@ -541,6 +542,19 @@ def test_only_one_recipe_of_a_store(tiny, tmp_path):
     with pytest.raises(perlclip.PerlclipError, match=r"no complete run of perl .* by recipe 'strong' alone"):
         analyze_store(store.folder, tmp_path / "out", recipe="strong")
     assert "base-to-novel" in analyze_store(store.folder, tmp_path / "out", images=2, recipe="fast")
+
+
+def test_runs_with_and_without_lens_and_head_are_curves_of_their_own(tiny, tmp_path):
+    store, plain = Store(tmp_path / "runs"), "base-to-novel (fast, 16 shots, tiny)"
+    stored(store, tiny, "tiny_toys", 1)
+    stored(store, tiny, "tiny_toys", 2, lens=True)
+    stored(store, tiny, "tiny_toys", 3, lens=True, head=True)
+    averages = analyze_store(store.folder, tmp_path / "out", images=2)
+    both = plain.removesuffix(")") + ", with lens, with head)"
+    assert {plain, both, both.replace(", with head", "")} <= averages.keys()
+    assert [averages[name]["accuracy"].mean[-1] for name in (plain, both)] == [61.0, 63.0]
+    alone = analyze_store(store.folder, tmp_path / "out", images=2, recipe="fast")
+    assert alone["base-to-novel"]["accuracy"].mean[-1] == 61.0, "a recipe is asked for as the paper has it"
 
 
 def test_bands_of_few_values_are_students():

@@ -107,11 +107,12 @@ AVERAGED: dict[str, Callable[[Record, Test], tuple[str, ...]]] = {
 
 
 def _condition(record: Record) -> str:
+    """What runs must have in common to be one curve."""
     run = record["run"]
     shots = f"{run['shots']} shot{'s' * (run['shots'] != 1)}"
-    return ", ".join(
-        map(str, [run["recipe"], shots, run["backbone"], *(f"{k}={v}" for k, v in run["settings"].items())])
-    )
+    made = [f"with {part}" for part in ("lens", "head") if run.get(part)]
+    settings = [f"{k}={v}" for k, v in run["settings"].items()]
+    return ", ".join(map(str, [run["recipe"], shots, run["backbone"], *made, *settings]))
 
 
 def _recorded(metrics: Record) -> Curve:
