@@ -26,21 +26,24 @@ COLUMNS = ("set", "shots", "seed", "row", "test", "accuracy", "numbers", "second
 OTHERS = ("coop", "cocoop", "kgcoop", "provp", "maple", "promptsrc", "tcp", "mma", "mmrl", "mmrl++")
 TESTS = ("base-to-novel base", "base-to-novel novel", "generalised base", "generalised novel")
 PARTS = ("lens", "fit", "head")  # of what is made of the shots
-BEST_OTHERS = ("mma", "promptsrc")  # by HM on the toybox
+BEST_OTHERS = ("mma", "promptsrc", "mmrl++")  # by HM on the toybox and on photographs
 PAIRS = (
     ("perl strong", "perl extended"),
     ("perl strong", "zero-shot"),
+    ("perl strong", "promptsrc original"),
+    ("perl strong + lens", "promptsrc original + lens"),
     ("perl strong + lens + head", "zero-shot"),
     ("perl strong + lens + head", "perl strong + head"),
     ("perl strong + lens + head", "gaussian + lens"),
     ("perl strong + lens + head", "mma original + lens + head"),
+    ("perl strong + lens + head", "promptsrc original + lens + head"),
     ("perl strong + head", "zero-shot"),
     ("perl strong + head", "ridge"),
     ("perl strong + head", "gaussian"),
-    ("perl strong + head", "perl strong + ridge"),
     ("perl strong + head", "mma original"),
     ("perl strong + head", "mma original + head"),
     ("perl strong + head", "mmrl++ original"),
+    ("perl strong + head", "mmrl++ original + head"),
 )
 T95 = {2: 4.303, 9: 2.262}  # two-sided, by degrees of freedom
 Key = tuple[str, str]  # set, seed
@@ -52,8 +55,10 @@ def commands(suite: str, more: str) -> Iterator[str]:
     for protocol in ("base-to-novel", "generalised"):
         for methods, options in (
             ("perl", "--recipe strong --lens --head"),
+            ("perl", "--recipe strong --lens"),
             ("gaussian,ridge", "--lens"),
-            (BEST_OTHERS[0], "--recipe original --lens --head"),
+            (",".join(BEST_OTHERS[:2]), "--recipe original --lens --head"),
+            (",".join(BEST_OTHERS[:2]), "--recipe original --lens"),
             ("perl", "--recipe strong --head --seeds 1,2,3,4,5"),
             ("perl", "--recipe strong --seeds 1,2,3,4,5"),
             ("perl", "--recipe extended --seeds 1,2,3,4,5"),

@@ -3,13 +3,15 @@
     python -m benchmarks.features F --sets NAME …                   embeddings of drawn sets, once
     python -m benchmarks.features F --real FOLDER                   and of photographs
     python -m benchmarks.heads F --out FILE [--shots 1 4 16] [--sets NAME …] [--directions 16] [--depth 7]
+    python -m benchmarks.heads F --across                           what the center of one set does to another
     python -m benchmarks.heads --seconds 100                        what so many classes of 16 shots take on ViT-B/16
 
 Shots of the base classes, seeds 1 to 3. Accuracy is measured on images of the training and validation splits that were
 not drawn: base and novel classes among their own, and both among all. No test image is looked at. Rows: zero-shot CLIP;
 `ridge`; Gaussians of the embedding alone: `plain`, with `choose_unseen.PLAIN` for new classes and texts between old and
 new, `one rule`, with what is chosen for lists of both kinds for new classes alone, too, and `embedding`, all as chosen;
-`gaussian`, the same with what the image tower's middle says (`--depth`: after so many blocks).
+`uncentered`, the same with what the image tower's middle says (`--depth`: after so many blocks); `gaussian`, the
+method, whose images are centered before they meet texts, too; `center`, texts and nothing else after that.
 
 Shapes: N images, C classes of which the first T are base, E embedding width, F the middle's.
 """
@@ -34,6 +36,7 @@ from perlclip.heads import discriminant
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.regression import Ridge
 from perlclip.heads.unseen import NewClasses, Unseen, means_of
+from perlclip.methods.parts import CENTER
 from perlclip.training.choose_head import FIXED, Choice, Said, choose
 from perlclip.training.choose_unseen import PLAIN, choose_unseen
 
@@ -57,6 +60,7 @@ class Case:
         rest = torch.ones(len(labels_N), dtype=torch.bool)
         rest[drawn] = False
         self.x_NE, self.m_NF, self.y_N = v_NE[drawn], m_NF[drawn], labels_N[drawn]
+        self.off_C = torch.zeros(len(self.t_CE)).double()
         some = {"base": rest & (labels_N < self.base), "novel": labels_N >= self.base}
         self.images = {part: (v_NE[of_N].double(), m_NF[of_N].double(), labels_N[of_N]) for part, of_N in some.items()}
 
@@ -74,17 +78,25 @@ class Case:
         yield "plain", self._right(choice, found, Unseen(alone=PLAIN, among=NewClasses()))
         yield "one rule", self._right(choice, found, unseen and replace(unseen, alone=unseen.among))
         yield "embedding", self._right(choice, found, unseen)
-        choice = self._chosen(found, middle)
-        read = (self.m_NF, choice.middle_strength) if choice.middle else None
-        unseen, among, _ = choose_unseen(self.x_NE, self.y_N, self.t_CE[: self.base], self.scale, seed, read)
-        yield "gaussian", self._right(choice, found, unseen, middle, among)
+        for row, center in (("uncentered", 0.0), ("gaussian", CENTER)):
+            self.off_C = center * self.scale * found.center_E @ self.t_CE.T
+            choice = self._chosen(found, middle)
+            read = (self.m_NF, choice.middle_strength) if choice.middle else None
+            trained = self.x_NE, self.y_N, self.t_CE[: self.base]
+            unseen, among, _ = choose_unseen(*trained, self.scale, seed, read, center)
+            yield row, self._right(choice, found, unseen, middle, among)
+        yield "center", self._right(Choice(strength=1, text=1, scale=0, share=1, how=""), None, None)
+
+    def _texts(self, x_NE: Tensor) -> Tensor:
+        """What texts say, with the center taken off."""
+        return self.scale * x_NE @ self.t_CE.T - self.off_C
 
     def _chosen(self, found: Ridge | Discriminant, middle: Discriminant | None = None) -> Choice:
         """By shots left out, as far as there are."""
         solver, every = type(found), torch.arange(len(self.y_N))
         if len(self.y_N) <= self.base:
             return FIXED[solver]
-        zero_NC = (self.scale * self.x_NE.double() @ self.t_CE[: self.base].T).float()
+        zero_NC = self._texts(self.x_NE.double())[:, : self.base].float()
         said = Said(
             labels_N=self.y_N, zero_NC=zero_NC, adapted_NC=zero_NC, solver=solver,
             scores_LNC=found.left_out(solver.STRENGTHS, every),
@@ -98,7 +110,7 @@ class Case:
     ) -> list[float]:  # fmt: skip
         accuracy = {}
         for part, (x_NE, m_NF, labels_N) in self.images.items():
-            texts_NC = self.scale * x_NE @ self.t_CE.T
+            texts_NC = self._texts(x_NE)
             known_NT = choice.text * texts_NC[:, : self.base]
             if found is not None:
                 weight_TE, bias_T = (found.kept() if isinstance(found, Discriminant) else found).solution(
@@ -133,7 +145,7 @@ class Case:
         kept = found.kept()
         new_XE = means_of(kept, self.t_CE[: self.base], self.t_CE[self.base :], rule)
         weight_CE, bias_C = kept.scores_of(torch.cat([kept.means_CE, new_XE]), rule.strength)
-        return rule.text * self.scale * x_NE @ self.t_CE.T + rule.scale * (x_NE @ weight_CE.T + bias_C)
+        return rule.text * self._texts(x_NE) + rule.scale * (x_NE @ weight_CE.T + bias_C)
 
 
 def show(rows: list[tuple[str, int, str, list[float]]]) -> None:
@@ -145,6 +157,22 @@ def show(rows: list[tuple[str, int, str, list[float]]]) -> None:
         base, novel, all_base, all_novel = (fmean(column) for column in zip(*values, strict=True))
         told = f"{base:.1f} / {novel:.1f} / {harmonic(base, novel):.1f}", f"{harmonic(all_base, all_novel):.1f}"
         print(f"{shots:3} shots  {row:12} {told[0]}   among all {told[1]}   ({len(values)} sets)")
+
+
+def across(folder: Path, names: list[str]) -> None:
+    """Accuracy of zero-shot CLIP on all classes of the other sets, with the center of one set taken off."""
+    cases = {name: Case(folder, name, 16, 1, 7) for name in names}
+    print("center of".ljust(18), *(f"{share:>14} of it" for share in (0.5, CENTER)), "  others change (worst)")
+    for source, case in cases.items():
+        center_E, told = Discriminant.of(case.x_NE, case.y_N, case.base).center_E, []
+        for share in (0.5, CENTER):
+            changes = []
+            for other in (each for name, each in cases.items() if name != source):
+                v_NE, labels_N = (torch.cat([part[k] for part in other.images.values()]) for k in (0, 2))
+                right, after = (((v_NE - off * center_E) @ other.t_CE.T).argmax(1) == labels_N for off in (0.0, share))
+                changes.append(100 * (after.double().mean() - right.double().mean()).item())
+            told.append(f"{fmean(changes):+8.1f} ({min(changes):+.1f})")
+        print(source.ljust(18), *(f"{word:>20}" for word in told))
 
 
 def seconds(classes: int, shots: int = 16, width: int = 512, middle: int = 1536, asked: int = 500) -> None:
@@ -187,6 +215,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="*")
     parser.add_argument("--directions", type=int, default=discriminant.DIRECTIONS)
     parser.add_argument("--depth", type=int, default=7)
+    parser.add_argument("--across", action="store_true")
     options = parser.parse_args()
     if options.seconds:
         return seconds(options.seconds)
@@ -196,6 +225,8 @@ def main() -> None:
     names = options.sets or sorted(
         path.name.removesuffix("-texts.safetensors") for path in options.folder.glob("*-texts.*")
     )
+    if options.across:
+        return across(options.folder, names)
     rows = []
     for name in names:
         for shots in options.shots:

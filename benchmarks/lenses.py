@@ -4,9 +4,9 @@
     python -m benchmarks.features F --lenses --real FOLDER          and of photographs
     python -m benchmarks.lenses F --out FILE [--shots 1 4 16] [--sets NAME …]
 
-The head of `gaussian` on the frozen CLIP, shots of the base classes, seeds 1 to 3; accuracy on images of the training
-and validation splits that were not drawn, as in `benchmarks.heads`. No test image is looked at. A line is a set, a
-number of shots, a seed and a lens, and whether `choose_lens` takes it.
+The head of `gaussian` on the frozen CLIP, not yet centered, shots of the base classes, seeds 1 to 3; accuracy on images
+of the training and validation splits that were not drawn, as in `benchmarks.heads`. No test image is looked at. A line
+is a set, a number of shots, a seed and a lens, and whether `choose_lens` takes it.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def lines(folder: Path, name: str, shots: int, seed: int, depth: int) -> Iterato
     there_C, labels_N = torch.unique(plain.y_N[asked_N], return_inverse=True)
     choice = best_lens(seen, labels_N, plain.t_CE[there_C].float(), plain.scale)
     for lens, case in cases.items():
-        found = dict(case.rows(seed))["gaussian"]
+        found = dict(case.rows(seed))["uncentered"]
         yield [name, shots, seed, lens, int(lens == choice.name), *(f"{value:.2f}" for value in found)]
 
 

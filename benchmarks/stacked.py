@@ -29,7 +29,7 @@ from perlclip.methods.registry import find_recipe
 
 BATCH = 4
 SIDES = ("vision", "text")
-WEIGHTS = ("loss_scale", "anchor", "text_anchor", "word_anchor", "logit_anchor", "thought", "weight_decay")
+WEIGHTS = ("loss_scale", "anchor", "text_anchor", "word_anchor", "logit_anchor", "thought", "weight_decay", "center")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class Setting:
     average: bool = False  # of the weights at the epochs' ends, in a Gaussian over the last third
     random_steps: bool = False  # the loss is taken after 1..K steps, drawn anew each time
     weight_decay: float = 0.01
+    center: float = 0.0  # share of the shots' mean embedding that is taken off images in the loss, not in answers alone
     crop: float = 0.0  # smallest share of a picture's area in a view; 0: the backbone's own
     rank: int = 1
     affine: bool = True  # scale and shift of the projector's LayerNorm are trained
@@ -132,6 +133,16 @@ class Stack:
             for name in WEIGHTS
         }
         self.words = len(words)
+        by_seed = {seed: self._center(images) for seed, images in shots.items()}
+        self.center_ME = torch.stack([by_seed[member.seed] for member in members])
+
+    @torch.no_grad()
+    def _center(self, shots: ImageSet) -> Tensor:
+        """The mean of the classes' mean embeddings, (E,)."""
+        views = fixed_views(shots, self.backbone.preprocess, 32, self.backbone.device, 0)
+        v_NE = torch.cat([self.backbone.encode_image(pixels).float() for pixels, _ in views])
+        places = shots.by_class().values()
+        return torch.stack([v_NE[list(where)].mean(0) for where in places]).mean(0)
 
     def _texts(self, prompts: Sequence[str]) -> tuple[list[tuple[Refinement, Tensor]], Tensor | None]:
         """Frozen parts of prompts, groups of about one length, each M times over."""
@@ -188,7 +199,7 @@ class Stack:
         member = torch.arange(len(self.members), device=pixels.device)
         v0, vk, t0, tk = v_KMBE[0].float(), v_KMBE[k_M, member].float(), t_KMCE[0].float(), t_KMCE[k_M, member].float()
         labels_MB, w, tau = labels_SB[self.stream_M], self.weights, self.backbone.logit_scale
-        cosines_MBC = vk @ tk[:, : self.classes].mT
+        cosines_MBC = (vk - w["center"][:, None, None] * self.center_ME[:, None]) @ tk[:, : self.classes].mT
         scaled = cosines_MBC * (tau * w["loss_scale"])[:, None, None]
         entropy_m = F.cross_entropy(scaled.flatten(0, 1), labels_MB.flatten(), reduction="none")
         entropy_M = entropy_m.unflatten(0, (-1, B)).mean(1)
@@ -311,6 +322,7 @@ class Stack:
         part = copy(self)
         part.members = [self.members[i] for i in chosen]
         part.projectors = {side: self.projectors[side].some(chosen) for side in SIDES}
+        part.center_ME = self.center_ME[list(chosen)]
         return part
 
     @torch.no_grad()

@@ -7,10 +7,10 @@
     python -m benchmarks.strong check                              a stack of PERLs against `perlclip.fit`
 
 Rounds: `factors` changes one thing at a time, `together` what survived, `depth` moves the thoughts of `strong` in one
-tower or both. 16 shots of the base classes are trained on;
-accuracy is measured on the base images of the training and validation splits that were not drawn, and on all of their
-novel ones; test images only with `--test`. Many PERLs are trained as one batch (stacked.py): a GPU needs minutes, a CPU
-days.
+tower or both, `center` takes the shots' mean embedding off images before they meet texts. 16 shots of the base classes
+are trained on; accuracy is measured on the base images of the training and validation splits that were not drawn, and
+on all of their novel ones; test images only with `--test`. Many PERLs are trained as one batch (stacked.py): a GPU
+needs minutes, a CPU days.
 """
 
 import argparse
@@ -87,7 +87,9 @@ ROUNDS: dict[str, dict[str, Setting]] = {
         "both 9": replace(TEN, vision_depth=9, text_depth=9),
         "text 10": replace(TEN, text_depth=10),
     },
+    "center": {"strong": TEN, "through 0.75": replace(TEN, center=0.75), "anchor 0": replace(TEN, anchor=0.0)},
 }
+CENTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the shots' mean embedding taken off images before they meet texts
 COLUMNS = ("set", "shots", "setting", "seed", "part", "readout", "accuracy", "images")
 
 
@@ -136,7 +138,9 @@ def _both(one: ImageSet, other: ImageSet) -> ImageSet:
     return replace(one, images=[*one.images, *other.images], labels=[*one.labels, *other.labels])
 
 
-def measure(stack: Stack, images: dict[str, ImageSet], workers: int) -> Iterator[tuple[int, str, str, float, int]]:
+def measure(
+    stack: Stack, images: dict[str, ImageSet], workers: int, centers: Sequence[float] = (0.0,)
+) -> Iterator[tuple[int, str, str, float, int]]:
     """Member, part, readout, accuracy and number of images; `all base` is base images among all classes."""
     texts = {part: stack.classes_of(images[part]) for part in images}
     every = torch.cat([texts["base"], texts["novel"]], 2)
@@ -144,9 +148,11 @@ def measure(stack: Stack, images: dict[str, ImageSet], workers: int) -> Iterator
         right: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
         shift = texts["base"].shape[2] if part.endswith("novel") else 0
         for v_KMBE, labels in stack.look(images[part], 32, workers):
-            for where, t_KMCE, label in ((part, texts[part], labels), (f"all {part}", every, labels + shift)):
-                for name, answers in readouts(v_KMBE, t_KMCE, stack.backbone.logit_scale).items():
-                    right[where, name].append((answers.argmax(-1) == label).float())
+            for share in centers:
+                met_KMBE, told = v_KMBE.float() - share * stack.center_ME[:, None], f", center {share:g}" * bool(share)
+                for where, t_KMCE, label in ((part, texts[part], labels), (f"all {part}", every, labels + shift)):
+                    for name, answers in readouts(met_KMBE, t_KMCE, stack.backbone.logit_scale).items():
+                        right[where, name + told].append((answers.argmax(-1) == label).float())
         for (where, name), found in right.items():
             correct_MN = torch.cat(found, 1)
             for i, accuracy in enumerate(correct_MN.mean(1).mul(100).tolist()):
@@ -182,7 +188,8 @@ def study(options: argparse.Namespace) -> None:
                 images = {where: part for where, part in parts[seed].items() if where != "train"}
                 if options.test:
                     images |= {"test base": data.test.base(), "test novel": data.test.novel()}
-                for i, where, readout, accuracy, count in measure(stack.some(few), images, options.workers):
+                centers = CENTERS if options.round == "center" else CENTERS[:1]
+                for i, where, readout, accuracy, count in measure(stack.some(few), images, options.workers, centers):
                     rows.append([name, shots, mine[few[i]][0], seed, where, readout, f"{accuracy:.3f}", count])
             for i, (key, seed) in enumerate(mine):
                 file_name = f"{name}-{shots}-{key}-{seed}.safetensors".replace(" ", "_").replace(",", "")

@@ -15,11 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import perlclip
-from benchmarks.strong import ROUNDS, harmonic, means
+from benchmarks.strong import CENTERS, ROUNDS, harmonic, means
 from perlclip.backbone import PLAIN
 from perlclip.data.images import read_image
 from perlclip.data.toybox import load_toybox
 from perlclip.files import write_files
+from perlclip.methods.parts import CENTER
 from perlclip.viz.drawing import draw
 from perlclip.viz.style import BLUE, GREY, VERMILION, look
 
@@ -79,6 +80,33 @@ def steps(folder: Path) -> bytes:
     return draw("steps", "", (9, 6.4), paint).png
 
 
+def center(folder: Path) -> bytes:
+    """Base and novel accuracy by the share of the shots' mean that is taken off images."""
+
+    def paint(figure: Figure) -> None:
+        for row, suite in zip(figure.subplots(2, 2, sharex=True), ("toybox", "photographs"), strict=True):
+            found = means(folder / f"center-{suite}.csv")
+            for panel, part in zip(row, ("base", "novel"), strict=True):
+                for rank, (label, setting, readout) in enumerate(CENTERED):
+                    told = [f"{readout}, center {share:g}" if share else readout for share in CENTERS]
+                    panel.plot(CENTERS, [found[setting, name, part] for name in told], label=label, **look(rank))
+                panel.axvline(CENTER, color=GREY, lw=1)
+                panel.set(title=f"{suite}: {part}", ylabel="accuracy, %")
+        for panel in row:
+            panel.set(xlabel="share of the shots' mean taken off", xticks=CENTERS)
+        figure.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=len(CENTERED))
+
+    return draw("center", "", (9, 6.4), paint).png
+
+
+CENTERED = (
+    ("zero-shot CLIP", "strong", "step 0"),
+    ("PERL, mean of steps", "strong", "probabilities"),
+    ("PERL, last step", "strong", "step 4"),
+    ("PERL trained so, mean", "through 0.75", "probabilities"),
+)
+
+
 def shots(folder: Path) -> bytes:
     """Accuracy against the shots of each class, all classes trained on: means over sets, where all were run."""
     files = {name: list(csv.DictReader((folder / name).read_text().splitlines())) for _, name, _ in SHOTS}
@@ -105,9 +133,9 @@ def shots(folder: Path) -> bytes:
             panel.set_xticks(counts, [str(count) for count in counts])
             drawn |= {str(line.get_label()): line for line in panel.get_lines()}
         there = [row for row in rows if row in drawn]
-        figure.legend([drawn[row] for row in there], there, loc="outside lower center", ncols=len(there))
+        figure.legend([drawn[row] for row in there], there, loc="outside lower center", ncols=-(-len(there) // 2))
 
-    return draw("shots", "", (13, 4), paint).png
+    return draw("shots", "", (13, 4.4), paint).png
 
 
 EXAMPLES = (("noisy_shapes", "smooth"), ("negative_toys", "negative"), ("cluttered_toys", "near"))
@@ -151,6 +179,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     write_files({folder / "factors.png": factors(folder), folder / "steps.png": steps(folder)})
     write_files({folder / "shots.png": shots(folder), folder / "lenses.png": lenses(folder)})
+    write_files({folder / "center.png": center(folder)})
 
 
 if __name__ == "__main__":

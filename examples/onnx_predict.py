@@ -44,6 +44,7 @@ def softmax(x):
 
 def answer(a, logits, v, middle):
     logits, v = logits[: a["steps"] + 1, : len(a["class_names"])], v[: a["steps"] + 1]
+    logits = logits - a.get("center", 0)
     mean = v.sum(0) / np.linalg.norm(v.sum(0))
     text = np.log(np.maximum(a["readout"] @ softmax(logits), 1e-300))
     head = a["weight"] @ v.ravel() + a["weight_mean"] @ mean + a["bias"]

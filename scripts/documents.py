@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean, harmonic_mean, pstdev
 
 from benchmarks.everyone import DIFFERENCES, HEAD, by_set, differences, means
+from benchmarks.strong import means as strong_means
 from perlclip.files import write_files
 from scripts import house
 
@@ -324,7 +325,7 @@ def everyone(suite: str, rows: Callable[[Path], list[list[str]]], head: Sequence
 # What readers of the README want to know first: not adapting, PERL as `fit` and as the paper has it, the best others.
 SHORT = (
     "zero-shot", "perl fast", "perl strong", "perl strong + lens + head", "ridge", "gaussian + lens",
-    "promptsrc original", "mma original", "mma original + lens + head",
+    "promptsrc original", "mma original", "mma original + lens + head", "perl strong + lens",
 )  # fmt: skip
 
 
@@ -349,9 +350,36 @@ def heads() -> str:
         for values in suites.values():
             base, novel, *among = (fmean(column) for column in zip(*values, strict=True))
             cells += [f"{base:.1f} / {novel:.1f} / {harmonic_mean([base, novel]):.1f}", f"{harmonic_mean(among):.1f}"]
-        if shots == 16 or row in ("ridge", "embedding", "gaussian"):
+        if shots == 16 or row in ("ridge", "embedding", "uncentered", "center", "gaussian"):
             rows.append([str(shots), row, *cells])
     return table(["shots", "", "toybox, ten sets", "among all", "photographs, three sets", "among all"], rows)
+
+
+CENTERS = {"0": "", "0.25": ", center 0.25", "0.5": ", center 0.5", "0.75": ", center 0.75", "1": ", center 1"}
+
+
+def centers() -> str:
+    """By the share of the shots' mean taken off images: zero-shot CLIP, PERL by two readouts; PERL trained so."""
+    found = {}
+    for suite in ("toybox", "photographs"):
+        path = ROOT / STRONG / f"center-{suite}.csv"
+        if not path.exists():
+            raise MissingError(path)
+        found[suite] = strong_means(path)
+    rows = []
+    for share, told in CENTERS.items():
+        cells = [share]
+        for by_key in found.values():
+            for setting, readout in (("strong", "step 0"), ("strong", "probabilities")):
+                base, novel = (by_key[setting, readout + told, half] for half in HALVES)
+                cells.append(f"{base:.1f} / {novel:.1f} / {harmonic_mean([base, novel]):.1f}")
+            for setting, readout in (
+                ("strong", "step 4"), ("strong", "probabilities rising"), ("through 0.75", "probabilities"),
+            ):  # fmt: skip
+                cells.append(f"{harmonic_mean([by_key[setting, readout + told, half] for half in HALVES]):.1f}")
+        rows.append(cells)
+    kinds = ["zero-shot CLIP", "PERL, mean of steps", "last step", "rising", "trained so"]
+    return table(["share", *(f"{suite}: {kind}" for suite in found for kind in kinds)], rows)
 
 
 def _lens_lines(suite: str) -> list[Row]:
@@ -421,6 +449,7 @@ def fewer_shots(file: str, *sets: str) -> Callable[[], str]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "centers": centers,
     "heads": heads,
     "lenses": lenses,
     "lens-sets": lambda: lens_sets("toybox", "photographs"),

@@ -30,6 +30,8 @@ NAMES = ("cat", "dog", "striped horse", "bird", "old boat")
 
 def adapter_of(backbone, classes: int = 5, name: str = "perl", **settings) -> Adapter:
     method = loud(perlclip.create_method(name, backbone, **settings)).eval()
+    if method.center:
+        method.take_center(torch.randn(backbone.embed_dim) * backbone.embed_dim**-0.5)
     return Adapter(method=method, class_names=NAMES[:classes], template="a photo of a {}.")
 
 
@@ -146,13 +148,14 @@ def with_head(adapter: Adapter, seed: int = 0, **numbers) -> Adapter:
 
 
 def test_the_example_needs_no_torch_and_says_what_the_classifier_says(file, three, tiny, tree, tmp_path):
-    """Heads of all kinds, zero-shot's share, a temperature; lenses; a method that leaves images alone; new classes."""
+    """Heads of all kinds, zero-shot's share, a temperature; lenses, centers; images left alone; new classes."""
     perl = adapter_of(tiny, readout="rising")
     adapters = [with_head(perl, **numbers) if numbers else perl for numbers in HEADS.values()]
     adapters += [three[1], adapter_of(tiny, 4, "zero-shot")]
     middle = random_middle(tiny, perl.class_names)
     ruled = replace(adapters[1], head=gaussian_head(tiny, perl.class_names, text=0.5, share=0.8, middle=middle))
     adapters += [ruled, *(adapter_of(tiny, lens=lens) for lens in LENSES)]
+    adapters += [adapter_of(tiny, center=0.75, steps=2), adapter_of(tiny, name="gaussian", center=0.5)]
     asked: list[dict] = [{} for _ in adapters] + [dict(class_names=["lynx", "fox"])] * 2
     adapters += [adapters[3], ruled]
     for i, (adapter, more) in enumerate(zip(adapters, asked, strict=True)):

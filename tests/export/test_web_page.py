@@ -48,7 +48,7 @@ def page(tiny, tmp_path_factory):
     middle = random_middle(tiny, adapter_of(tiny).class_names)
     adapters = [with_head(adapter_of(tiny, readout="rising"), features="mean", share=0.7, scale=2.0, middle=middle)]
     adapters.append(adapter_of(tiny, 2, rank=3, steps=2, readout="mean"))
-    adapters += [adapter_of(tiny, lens=lens) for lens in LENSES]
+    adapters += [*(adapter_of(tiny, lens=lens) for lens in LENSES), adapter_of(tiny, center=0.75, readout="rising")]
     path = export_page(adapters, folder / "page.html", runtime=FOUND[0], names=SHOWN, examples=[picture(40, 30)])
     with Browser(folder) as browser:
         browser.open(path.as_uri())

@@ -37,6 +37,9 @@ KINDS = {
     "smooth": ("perl", {"lens": "smooth", "readout": "rising"}),
     "negative": ("zero-shot", {"lens": "negative"}),
     "near": ("mma", {"lens": "near"}),
+    "centered": ("perl", {"center": 0.75, "readout": "rising"}),
+    "centered-last": ("perl", {"center": 0.5, "steps": 2}),
+    "centered-gaussian": ("gaussian", {"center": 0.75}),
 }
 ALONE = {"text-back", "cocoop", "mma", "mmrl", "near"}  # whose rows cannot be mixed
 FEATURES = ("first", "last", "mean", "all")
@@ -76,4 +79,6 @@ def create(backbone, name, settings, seed):
     with torch.no_grad():
         for p in method.parameters():
             p.add_(torch.randn_like(p) * (p.shape[-1] ** -0.5 if p.ndim > 1 else 0.3))
+    if method.center:
+        method.take_center(torch.randn(backbone.embed_dim) * backbone.embed_dim**-0.5)
     return method.eval()

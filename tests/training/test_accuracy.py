@@ -13,15 +13,16 @@ from perlclip.cli import demonstration as demo
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "base_gain"), [("faint_toys", 8.0)])
 def test_perl_beats_zero_shot_on_base_and_keeps_novel(task, base_gain, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "SHOTS", 4)  # a quarter of the time; base goes from 79.1 to 90.8 %
+    monkeypatch.setattr(demo, "SHOTS", 4)  # a quarter of the time; base goes from 79.1 to 95.1 %
     demo.run_demo([task], tmp_path)
-    (record,) = Store(tmp_path / "runs").records().complete
+    record, zero = sorted(Store(tmp_path / "runs").records().complete, key=lambda found: found["run"]["method"])
     base, novel = (record["metrics"][half]["step_accuracy"] for half in ("base", "novel"))
-    assert base[-1] >= base[0] + base_gain
-    assert novel[-1] >= novel[0]
-    assert base[1] > base[0] and base[4] >= base[1], "accuracy rises with the steps"
-    assert demo.corrected_cases(record), "some images are put right"
-    row = next(csv.DictReader((tmp_path / "runs.csv").open()))
+    base_zero, novel_zero = (zero["metrics"][half]["accuracy"] for half in ("base", "novel"))
+    assert base[-1] >= base_zero + base_gain
+    assert novel[-1] >= novel_zero
+    assert base[0] > base_zero and base[4] > base[0], "the center helps, and accuracy rises with the steps"
+    assert demo.corrected_cases(record, zero), "some images are put right"
+    row = next(row for row in csv.DictReader((tmp_path / "runs.csv").open()) if row["method"] == "perl")
     assert float(row["base_k4"]) == base[-1]
 
     # A run that is there is not done again; table and figure come from the files.
@@ -29,5 +30,5 @@ def test_perl_beats_zero_shot_on_base_and_keeps_novel(task, base_gain, tmp_path,
     capsys.readouterr()
     monkeypatch.setattr(performing, "perform", None)
     demo.run_demo([task], tmp_path)
-    assert f"| {base[0]:.1f} " in capsys.readouterr().out
+    assert f"| {base_zero:.1f} " in capsys.readouterr().out
     assert Image.open(tmp_path / "demo.png").width > 1000

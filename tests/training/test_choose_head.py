@@ -13,7 +13,7 @@ from perlclip.data.toybox import load_toybox
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.regression import Ridge
 from perlclip.training import loop
-from perlclip.training.choose_head import FIXED, SHARES, HeldOut, choose
+from perlclip.training.choose_head import FIXED, SHARES, HeldOut, Said, choose
 from tests.cli.test_cli import run
 from tests.test_threads import pictures
 
@@ -72,6 +72,29 @@ def test_texts_that_are_too_sure_of_themselves_are_weighed_down():
     assert sure.chosen >= 95 and sure.text < 0.1
 
 
+def test_numbers_are_chosen_on_all_shots_and_not_on_the_few_held_out():
+    """With adapted texts as good as zero-shot's, what is chosen is what all shots choose, whatever the few say."""
+    draw = torch.Generator().manual_seed(0)
+    labels_N = torch.arange(160) % 4
+    noise = torch.randn(3, len(Ridge.STRENGTHS), 160, 4, generator=draw)
+    zero_NC = F.one_hot(labels_N, 4) + noise[0, 0]
+    scores_LNC = 2.0 * F.one_hot(labels_N, 4) + torch.linspace(2, 1, len(Ridge.STRENGTHS))[:, None, None] * noise[1]
+    every = Said(labels_N=labels_N, zero_NC=zero_NC, adapted_NC=zero_NC, scores_LNC=scores_LNC)
+    few = replace(every, **every.of(slice(0, 24)))
+    few = replace(few, scores_LNC=noise[2, :, :24])  # by chance the head knows nothing of these
+    numbers = ("strength", "text", "scale")
+    alone, together = choose(few, (1.0,), ""), choose(few, (1.0,), "", every)
+    all_of_them = choose(every, (1.0,), "")
+    assert alone.scale < all_of_them.scale
+    same = replace(few, scores_LNC=scores_LNC[:, :24])
+    found = choose(same, (1.0,), "", every)
+    assert [getattr(found, key) for key in numbers] == [getattr(all_of_them, key) for key in numbers]
+    assert together.images == 24, "what is reported was held out"
+    # Adapted texts that are better than zero-shot's have more weight than zero-shot's would have.
+    better = choose(replace(same, adapted_NC=9.0 * F.one_hot(labels_N[:24], 4)), (1.0,), "", every)
+    assert better.text / max(better.scale, 1e-9) > found.text / found.scale
+
+
 @pytest.fixture(scope="module")
 def noisy():
     data = load_toybox("noisy_shapes")
@@ -88,11 +111,13 @@ def test_a_head_beside_zero_shot_gains_on_its_classes_and_gaussians_on_new_ones_
         [perlclip.evaluate(found, images, head=head, progress=False) for head in (True, False)]
         for images in (test, new)
     )
-    assert here.accuracy > here_bare.accuracy + 3
+    zero = perlclip.evaluate(perlclip.create_method("zero-shot", tiny), test, progress=False)
+    assert here.accuracy > zero.accuracy + 3 and here.accuracy > here_bare.accuracy
     if name == "ridge":
         assert found.head.unseen is None and torch.equal(there.probabilities_BC, there_bare.probabilities_BC)
     else:
-        assert there.accuracy > there_bare.accuracy + 4
+        assert here_bare.accuracy > zero.accuracy + 3, "the center alone"
+        assert there.accuracy > there_bare.accuracy
 
 
 @pytest.fixture(scope="module")

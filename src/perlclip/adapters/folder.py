@@ -77,7 +77,7 @@ class Adapter:
     @property
     def num_learned(self) -> int:
         """Numbers that were learned: the method's, and those of the head."""
-        return self.method.num_trainable + (self.head.numbers if self.head else 0)
+        return self.method.num_learned + (self.head.numbers if self.head else 0)
 
     def save(self, folder: str | Path) -> Path:
         """Write the adapter folder, as `save_adapter`."""
@@ -220,7 +220,7 @@ def _own_hash(info: Mapping[str, Any]) -> str:
 
 def _tensor_bytes(adapter: Adapter) -> bytes:
     """The tensor file's contents."""
-    tensors = {name: p.detach().cpu().contiguous() for name, p in adapter.method.named_parameters()}
+    tensors = {name: p.detach().cpu().contiguous() for name, p in adapter.method.learned().items()}
     tensors |= adapter.head.tensors() if adapter.head else {}
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
@@ -483,7 +483,7 @@ def _read_head(
 
 
 def _put_weights(method: Method, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    expected = dict(method.named_parameters())
+    expected = method.learned()
     if set(tensors) != set(expected):
         odd = sorted(set(tensors) ^ set(expected))[0]
         raise PerlclipError(f"adapter {folder} does not fit its own settings: tensor {odd!r} is missing or unexpected")

@@ -237,3 +237,8 @@ class Backbone:
     def encode_image(self, images: Images) -> Tensor:
         """The frozen CLIP's unit image embeddings, (B, E)."""
         return self.vision.project(self.frozen(images).pooled())
+
+    def similarity(self, v_BE: Tensor, t_CE: Tensor, scale: float = 1.0) -> Tensor:
+        """tau v tᵀ with CLIP's frozen logit scale, or a share of it, in float32: (B, C)."""
+        with torch.autocast(v_BE.device.type, enabled=False):
+            return scale * self.logit_scale * v_BE.float() @ t_CE.float().T

@@ -4,7 +4,7 @@ Its runs are those of `perlclip bench base-to-novel`, kept in `OUT/runs`; runnin
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import harmonic_mean, mean
@@ -45,21 +45,23 @@ def run_demo(
     tasks: Sequence[str], out: Path, *, seeds: Sequence[int] = (1,), modalities: Sequence[str] = ("both",),
     recipe: str = "strong",
 ) -> None:  # fmt: skip
-    """Do what is not done yet, then print the table and draw the figure. Zero-shot CLIP is step 0 of PERL."""
-    runs = []
+    """Do what is not done yet, then print the table and draw the figure."""
+    runs = Benchmark(datasets=tasks, methods=["zero-shot"]).runs()
     for side in modalities:
         settings = {} if side == "both" else {"perl": {"modalities": side}}
         grid = Benchmark(datasets=tasks, methods=["perl"], seeds=seeds, recipe=recipe, shots=[SHOTS], settings=settings)
         runs += grid.runs()
     # Small steps gain little from a second thread, and runs nothing from sharing a card.
     machines = Machines(jobs=1 if cuda_cards("auto") else min(len(runs), os.cpu_count() or 1))
-    records = run_all(runs, Store(out / "runs"), machines)
-    for record in records:
+    found = run_all(runs, Store(out / "runs"), machines)
+    for record in found:
         if record["status"] == "failed":
             raise PerlclipError(record["error"])
-    write_files({out / "runs.csv": runs_csv(records).encode()})
-    print_table(records)
-    write_files({out / "demo.png": draw_figure(records).png})
+    write_files({out / "runs.csv": runs_csv(found).encode()})
+    records = [record for record in found if record["run"]["method"] == "perl"]
+    clip = {_task(record): record for record in found if record["run"]["method"] == "zero-shot"}
+    print_table(records, clip)
+    write_files({out / "demo.png": draw_figure(records, clip).png})
     click.echo(f"\nfigure: {out / 'demo.png'}   runs: {out / 'runs'}\n{NEXT}")
 
 
@@ -71,13 +73,20 @@ def _side(record: Record) -> str:
     return str(record["config"]["modalities"])
 
 
-def _rows(records: Sequence[Record]) -> list[list[Any]]:
+Zero = Mapping[str, Record]  # zero-shot CLIP's, by set
+
+
+def _rows(records: Sequence[Record], clip: Zero) -> list[list[Any]]:
     """A row for each set and modality, seeds averaged, then the means over sets."""
     rows = []
     for modalities in dict.fromkeys(_side(record) for record in records):
         group = [record for record in records if _side(record) == modalities]
         tasks = list(dict.fromkeys(_task(record) for record in group))
-        values = [[_seed_means(group, task, half) for half in ("base", "novel")] for task in tasks]
+        # Of each set and half, what zero-shot CLIP reaches, and PERL.
+        values = [
+            [(clip[task]["metrics"][half]["accuracy"], _seed_means(group, task, half)[-1]) for half in HALVES]
+            for task in tasks
+        ]
         rows += [[task, modalities, *_cells(base, novel)] for task, (base, novel) in zip(tasks, values, strict=True)]
         if len(tasks) > 1:
             base, novel = ([mean(step) for step in zip(*half, strict=True)] for half in zip(*values, strict=True))
@@ -92,57 +101,59 @@ def _seed_means(group: Sequence[Record], task: str, half: str) -> list[float]:
 
 
 def _cells(base: Sequence[float], novel: Sequence[float]) -> list[float]:
-    first, last = ((base[k], novel[k], harmonic_mean((base[k], novel[k]))) for k in (0, -1))
-    return [*first, *last]
+    return [cell for pair in zip(base, novel, strict=True) for cell in (*pair, harmonic_mean(pair))]
 
 
 HEADER = ("set", "thinks", "CLIP base", "CLIP novel", "CLIP HM", "PERL base", "PERL novel", "PERL HM")
 
 
-def print_table(records: Sequence[Record]) -> None:
+def print_table(records: Sequence[Record], clip: Zero) -> None:
     """The table as Markdown, ready to paste."""
     seeds = sorted({record["run"]["seed"] for record in records})
     click.echo(
         f"\nTest accuracy in %, {SHOTS} shots, seeds {', '.join(map(str, seeds))}; HM is of the row's base and novel.\n"
     )
-    rows = [[cell if isinstance(cell, str) else f"{cell:.1f}" for cell in row] for row in _rows(records)]
+    rows = [[cell if isinstance(cell, str) else f"{cell:.1f}" for cell in row] for row in _rows(records, clip)]
     click.echo(aligned(HEADER, rows), nl=False)
 
 
-def draw_figure(records: Sequence[Record]) -> Drawing:
+def draw_figure(records: Sequence[Record], clip: Zero) -> Drawing:
     """Accuracy by refinement step, above a strip of test images whose label PERL corrected."""
     shown = [record for record in records if _side(record) == _side(records[0])]
-    cases = [case for record in shown for case in corrected_cases(record)]
+    cases = [case for record in shown for case in corrected_cases(record, clip[_task(record)])]
     corrected = cases[:: max(1, len(cases) // STRIP)][:STRIP]  # spread over sets and halves
 
     def paint(figure: Any) -> None:
         top, bottom = figure.subfigures(2, 1, height_ratios=(3, 2)) if corrected else (figure, None)
-        _draw_steps(top, shown)
+        _draw_steps(top, shown, clip)
         if bottom is not None:
             _draw_strip(bottom, corrected)
 
     return draw("demo", "PERL's accuracy at every step, and images that it put right.", (11, 7.2), paint)
 
 
-def _draw_steps(figure: Any, records: Sequence[Record]) -> None:
+def _draw_steps(figure: Any, records: Sequence[Record], clip: Zero) -> None:
     """A small panel for each set with its own scale, and before them the means."""
     tasks = list(dict.fromkeys(_task(record) for record in records))
     halves = {half: [_seed_means(records, task, half) for task in tasks] for half in HALVES}
-    panels = [(f"mean of {len(tasks)}", [[mean(step) for step in zip(*halves[half], strict=True)] for half in HALVES])]
-    panels = panels * (len(tasks) > 1) + [(task, [halves[half][i] for half in HALVES]) for i, task in enumerate(tasks)]
+    panels = [(f"mean of {len(tasks)}", tasks, [[mean(step) for step in zip(*halves[h], strict=True)] for h in HALVES])]
+    panels *= len(tasks) > 1
+    panels += [(task, [task], [halves[half][i] for half in HALVES]) for i, task in enumerate(tasks)]
     columns = min(len(panels), 6)
     axes = figure.subplots(-(-len(panels) // columns), columns, squeeze=False, sharex=True).flatten()
-    for axis, (title, curves) in zip(axes, panels, strict=False):
+    for axis, (title, shown, curves) in zip(axes, panels, strict=False):
         for curve, (half, style) in zip(curves, HALVES.items(), strict=True):
             axis.plot(curve, label=f"{half} classes", markersize=4, **style)
+            zero = mean(clip[task]["metrics"][half]["accuracy"] for task in shown)
+            axis.axhline(zero, label=f"zero-shot CLIP, {half}", color=style["color"], linestyle=":", linewidth=1)
         axis.set_title(spoken(title), fontsize=9.5, fontweight="bold" if title.startswith("mean") else None)
         axis.tick_params(labelsize=8)
         axis.set_xticks(range(len(curves[0])))
     for axis in axes[len(panels) :]:
         axis.axis("off")
-    figure.supxlabel("refinement step k (0 = zero-shot CLIP)", fontsize=9.5)
+    figure.supxlabel("refinement step k", fontsize=9.5)
     figure.supylabel("test accuracy, %", fontsize=9.5)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
 
 
 HALVES: dict[str, dict[str, Any]] = {
@@ -153,7 +164,7 @@ HALVES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Corrected:
-    """A test image wrong at step 0 and right at step K: where it is, and its label before and after."""
+    """A test image that zero-shot CLIP gets wrong and PERL right: where it is, and its label before and after."""
 
     task: str
     half: str
@@ -162,11 +173,11 @@ class Corrected:
     after: int
 
 
-def corrected_cases(record: Record) -> list[Corrected]:
+def corrected_cases(record: Record, zero: Record) -> list[Corrected]:
     """The first few of each half."""
     found = []
     for half, answers in record["predictions"].items():
-        rows = zip(answers["labels"], answers["first"], answers["last"], strict=True)
+        rows = zip(answers["labels"], zero["predictions"][half]["last"], answers["last"], strict=True)
         cases = [Corrected(_task(record), half, i, b, a) for i, (label, b, a) in enumerate(rows) if b != label == a]
         found += cases[:STRIP]
     return found

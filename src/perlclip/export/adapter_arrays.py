@@ -4,10 +4,11 @@ All that an adapter does behind its embeddings, the readout of the steps, its he
 the temperature, is a mean of probabilities and linear maps of the embeddings v_0..v_K and of what the tower's middle
 says, m, so that a few lines of numpy are enough (`examples/onnx_predict.py`):
 
-    l = text log(Σ_k readout_k softmax(logits_k)) + weight [v_0 … v_K] + weight_mean unit(Σ_k v_k)
+    l = text log(Σ_k readout_k softmax(logits_k - center_k)) + weight [v_0 … v_K] + weight_mean unit(Σ_k v_k)
         + weight_middle m + bias
     p = softmax(l / temperature)
 
+`center`, what the center takes off each class's logits, is there where an adapter has one.
 Before all of it, the lens of an adapter that has one shows the pixels x to the tower as lens_gain (lens x lensᵀ) +
 lens_offset; of a lens that leaves all in its place `lens` is empty.
 
@@ -29,9 +30,8 @@ from perlclip.files import require_writable, write_files
 from perlclip.heads.answering import Answering
 from perlclip.inference.classifier import Classifier
 from perlclip.methods.base import Method
-from perlclip.methods.parts import LearnedWords
+from perlclip.methods.parts import HeadAlone, LearnedWords
 from perlclip.methods.perl import Perl, Projector
-from perlclip.methods.ridge import RidgeCLIP
 from perlclip.methods.zero_shot import ZeroShot
 from perlclip.text.classes import Classes
 
@@ -63,6 +63,8 @@ def adapter_arrays(
     t_KCE = method.class_embedding_steps(state).float()
     arrays = {name: tensor.float() for name, tensor in projector.items()}
     arrays |= {"classes": t_KCE, **_finish(Answering(method, state, adapter.head if head else None), steps, t_KCE)}
+    if method.center:
+        arrays["center"] = torch.stack([method.taken_off(t_CE) for t_CE in t_KCE])
     if lens := backbone.lens(method.config.lens):
         arrays |= lens.arrays()
     words = {"class_names": list(names), "fingerprint": backbone.fingerprint, "template": classifier.template}
@@ -76,7 +78,7 @@ def adapter_arrays(
 def _thoughts(method: Method) -> tuple[int, int, dict[str, Tensor]]:
     """How many steps an image takes, from which depth, and phi; nothing of it for a method that leaves images alone."""
     D = method.backbone.vision.width
-    if isinstance(method, ZeroShot | RidgeCLIP | LearnedWords) and type(method).logits is Method.logits:
+    if isinstance(method, ZeroShot | HeadAlone | LearnedWords) and type(method).logits is Method.logits:
         shapes = {"norm_weight": (D,), "norm_bias": (D,), "down_weight": (1, D), "down_bias": (1,)}
         shapes |= {"up_weight": (1, D), "up_bias": (D,)}
         return 0, -1, {name: torch.zeros(shape) for name, shape in shapes.items()}

@@ -117,7 +117,14 @@ def _input(arrays: Sequence[np.ndarray], name: str, steps: int) -> dict[str, Any
 
 def _finishing(name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """What makes an adapter's answer of the model's outputs."""
-    names = ["weight", "weight_mean", "weight_middle", "bias", "readout", *({"lens", "lens_offset"} & arrays.keys())]
+    names = [
+        "weight",
+        "weight_mean",
+        "weight_middle",
+        "bias",
+        "readout",
+        *({"center", "lens", "lens_offset"} & arrays.keys()),
+    ]
     large = {each: _letters(arrays[each]) for each in names}
     numbers = ["steps", "text", "temperature", *({"lens_gain"} & arrays.keys())]
     small = {each: arrays[each].item() for each in numbers}

@@ -74,7 +74,8 @@ class Answering:
             weight_CF[new], bias_C[new], text_C[new] = w_CE[new].float(), b_C[new].float(), rule.text
             if known:
                 weight = w_CE + rule.text * self.method.backbone.logit_scale * t_CE.double()
-                self.mass = self._there(weight.float()), self._there((b_C + unseen.offset * trained_C).float())
+                b_C = b_C + unseen.offset * trained_C - rule.text * self.method.taken_off(t_CE)
+                self.mass = self._there(weight.float()), self._there(b_C.float())
         self.weight_CF, self.bias_C, self.text_C, self.trained_C = map(
             self._there, (weight_CF, bias_C, text_C, trained_C)
         )
@@ -137,7 +138,8 @@ class Answering:
             return texts_BC, texts_BC
         with full_precision(texts_BC.device):
             if self.t0_CE is not None:
-                zero_BC = self.method.similarity(self.method.backbone.encode_image(images), self.t0_CE)
+                backbone = self.method.backbone
+                zero_BC = backbone.similarity(backbone.encode_image(images), self.t0_CE)
                 texts_BC = head.share * texts_BC + (1 - head.share) * zero_BC
             if self.weight_CF is None:
                 return texts_BC, texts_BC
@@ -176,7 +178,8 @@ class Answering:
         assert head is not None
         with full_precision(logits.device):
             if self.t0_CE is not None:
-                logits = head.share * logits + (1 - head.share) * self.method.similarity(v0_BE, self.t0_CE)
+                zero = self.method.backbone.similarity(v0_BE, self.t0_CE)
+                logits = head.share * logits + (1 - head.share) * zero
             if self.weight_CF is None:
                 return logits
             both = self._sum(logits, seen, more_BC)

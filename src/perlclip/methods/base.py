@@ -84,6 +84,7 @@ class Method(nn.Module):
     head_by: ClassVar[str] = "discriminant"  # how a head is made, see `choose_head`
     made_for: tuple[str, str, int] = ("", "", 0)  # the recipe, data set and shots whose settings it has
     as_written: bool = False  # names are taken as they are, not as CLIP reads them: so it was with 0.1.0's adapters
+    center_E: Tensor | None
     given: frozenset[str] = frozenset()  # settings that its maker chose, which no recipe changes
 
     def __init__(self, backbone: Backbone, config: Config) -> None:
@@ -91,6 +92,9 @@ class Method(nn.Module):
         self.backbone = backbone
         self.config = config
         self._changes = 0
+        # Room for what `take_center` takes off images, where the method has a setting for that.
+        room = torch.zeros(backbone.embed_dim) if hasattr(config, "center") else None
+        self.register_buffer("center_E", room, persistent=False)
 
     @classmethod
     def trains(cls, config: Config) -> bool:
@@ -101,6 +105,16 @@ class Method(nn.Module):
     def num_trainable(self) -> int:
         """Trained parameters, to the unit."""
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def num_learned(self) -> int:
+        """Numbers that the shots have set: trained parameters, and the center of images."""
+        return sum(tensor.numel() for tensor in self.learned().values())
+
+    def learned(self) -> dict[str, Tensor]:
+        """All numbers that the shots have set, by name: what an adapter is."""
+        center = {"center": self.center_E} if self.center and self.center_E is not None else {}
+        return {**dict(self.named_parameters()), **center}
 
     @property
     def image_steps(self) -> int | None:
@@ -180,7 +194,7 @@ class Method(nn.Module):
 
     def classify(self, v_BE: Tensor, t_CE: Tensor, labels: Tensor, scale: float = 1.0) -> Tensor:
         """CE(tau v Tᵀ, y), the part that all losses have in common; `scale` is a share of tau."""
-        return F.cross_entropy(self.similarity(v_BE, t_CE, scale), labels)
+        return F.cross_entropy(self.backbone.similarity(v_BE, t_CE, scale), labels)
 
     def frozen(self, images: Images) -> FrozenImages:
         """What the frozen image tower makes of them, through the method's lens."""
@@ -190,10 +204,29 @@ class Method(nn.Module):
         """What is said of a class when the data set's template is this one; V is a learned word."""
         return getattr(self.config, "template", "") or template
 
-    def similarity(self, v_BE: Tensor, t_CE: Tensor, scale: float = 1.0) -> Tensor:
-        """tau v tᵀ with CLIP's frozen logit scale, or a share of it, in float32."""
-        with torch.autocast(v_BE.device.type, enabled=False):
-            return scale * self.backbone.logit_scale * v_BE.float() @ t_CE.float().T
+    def similarity(self, v_BE: Tensor, t_CE: Tensor) -> Tensor:
+        """What answers are made of: tau (v - c) tᵀ, with c the center that is taken off images, (B, C)."""
+        if self.center and self.center_E is not None:
+            v_BE = v_BE.float() - self.center_E
+        return self.backbone.similarity(v_BE, t_CE)
+
+    @torch.no_grad()
+    def take_center(self, center_E: Tensor) -> None:
+        """From now on the method's share of the images' mean embedding is taken off them."""
+        assert self.center_E is not None
+        self.center_E.copy_(self.center * center_E)  # in place: recorded graphs read it there
+        self.changed()
+
+    def taken_off(self, t_CE: Tensor) -> Tensor:
+        """By how much images are less similar to each of these texts for it, (C,)."""
+        if not self.center or self.center_E is None:
+            return t_CE.new_zeros(len(t_CE))
+        return self.backbone.similarity(self.center_E.to(t_CE), t_CE)
+
+    @property
+    def center(self) -> float:
+        """The share of the images' mean embedding that is taken off them before they meet texts."""
+        return float(getattr(self.config, "center", 0.0))
 
     def class_embeddings(self, state: ClassState) -> Tensor:
         """`encode_text`, made once for a state and a version of the parameters; anew while gradients are recorded."""

@@ -5,8 +5,8 @@ head that `fit` makes for any method (`perlclip.heads`) is all that is learned. 
 under this name it is a row of its own in tables, as `ridge` is.
 """
 
-from perlclip.methods.parts import HeadAlone
-from perlclip.methods.recipe import Recipe
+from perlclip.methods.parts import CENTER, CenteredConfig, HeadAlone
+from perlclip.methods.recipe import Recipe, Rule
 from perlclip.methods.registry import register
 
 
@@ -16,8 +16,10 @@ from perlclip.methods.registry import register
     where="image embeddings",
     venue="–",
     recipes={"fast": Recipe()},
+    rules=[Rule(settings={"center": CENTER})],
 )
 class GaussianCLIP(HeadAlone):
     """The frozen CLIP, to be given a head of Gaussians."""
 
+    config_class = CenteredConfig
     head_by = "discriminant"

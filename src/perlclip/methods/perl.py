@@ -58,7 +58,7 @@ from perlclip.backbone import (
 from perlclip.backbone.load import EMBEDDED
 from perlclip.errors import PerlclipError, unknown_name
 from perlclip.methods.base import ClassState, Method, cosine_distance, full_precision
-from perlclip.methods.parts import require_start
+from perlclip.methods.parts import CENTER, CenteredConfig, require_start
 from perlclip.methods.recipe import Recipe, Rule
 from perlclip.methods.registry import register
 from perlclip.methods.settings import Config, later
@@ -82,7 +82,7 @@ RECIPES = {
 # chosen among eight by mean accuracy on the validation shots of the ten toybox targets, seed 1 (docs/toybox.md).
 RULES = [
     *(Rule(recipes=("extended",), backbone=name, changes={"lr": 3e-3}) for name in EMBEDDED),
-    Rule(recipes=("strong",), settings={"readout": "rising", "loss_scale": 0.25}),
+    Rule(recipes=("strong",), settings={"readout": "mean", "loss_scale": 0.25, "center": CENTER}),
     *(Rule(recipes=("strong",), backbone=name, changes={"crop_scale": (0.8, 1.0)}) for name in EMBEDDED),
 ]
 
@@ -134,10 +134,10 @@ READOUTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerlConfig(Config):
+class PerlConfig(CenteredConfig):
     """PERL's settings, with the paper's values."""
 
-    adjustable: ClassVar[frozenset[str]] = frozenset({"readout", "loss_scale"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"readout", "loss_scale", "center"})
 
     rank: int = 1  # r, the projector's bottleneck
     steps: int = 4  # K, refinement steps

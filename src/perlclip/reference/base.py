@@ -42,7 +42,11 @@ class Plain:
 
     def logits(self, pixels: Tensor, names: list[str], template: str, novel: bool = False) -> Tensor:
         """(B, C) cosines times CLIP's scale; `novel` classes were not trained on, which only MMRL and MMRL++ ask."""
-        return self.similarity(self.image(pixels), self.text(names, template))
+        return self.similarity(self.centered(self.image(pixels)), self.text(names, template))
+
+    def centered(self, v_BE: Tensor) -> Tensor:
+        """Without the center, where a recipe of ours takes one off."""
+        return v_BE - self.method.center_E if self.method.center else v_BE
 
     def loss(self, pixels: Tensor, labels: Tensor, names: list[str], template: str) -> Tensor:
         """Cross-entropy over the classes."""

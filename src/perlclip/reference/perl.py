@@ -65,7 +65,7 @@ class PlainPerl(Plain):
 
     def read_out(self, v: list[Tensor], t: list[Tensor]) -> Tensor:
         """(B, C) logits of steps 0..k as one: step k's in the paper, or a mean over the steps."""
-        l_KBC = torch.stack([self.similarity(v_BE, t_CE) for v_BE, t_CE in zip(v, t, strict=True)])
+        l_KBC = torch.stack([self.similarity(self.centered(v_BE), t_CE) for v_BE, t_CE in zip(v, t, strict=True)])
         if self.config.readout == "last":
             return l_KBC[-1]
         weights_K = torch.arange(1.0, len(v) + 1) if self.config.readout == "rising" else torch.ones(len(v))
@@ -73,8 +73,6 @@ class PlainPerl(Plain):
 
     def logits(self, pixels: Tensor, names: list[str], template: str, novel: bool = False) -> Tensor:
         """(B, C), the answer after step K."""
-        if self.config.readout == "last":
-            return super().logits(pixels, names, template, novel)
         return self.trajectory(pixels, names, template)[-1]
 
     def loss(self, pixels: Tensor, labels: Tensor, names: list[str], template: str) -> Tensor:

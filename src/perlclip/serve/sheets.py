@@ -37,6 +37,7 @@ class Sheet:
     weights: tuple[float, ...] = ()  # of each step in the readout; none: the step where the image stops is all
     share: float = 1.0
     offset: float = 0.0
+    center: Tensor | None = None  # (E,), taken off images before they meet texts
     first: Tensor | None = None  # the frozen CLIP's class embeddings (C, E), where share < 1
     features: str = ""
     learned: tuple[Tensor, ...] = ()  # the head's weight (C, E), for "all" features of each step
@@ -65,7 +66,9 @@ class Sheet:
         weight = method.readout.weight if isinstance(method, Perl) else None
         texts = tuple(t_KCE) if weight else (t_KCE[-1].clone(),)
         weights = tuple(weight(k) for k in range(len(t_KCE))) if weight else ()
-        plain = cls(classes=t_KCE.shape[1], scale=method.backbone.logit_scale, texts=texts, weights=weights)
+        center_E = method.center_E.clone() if method.center and method.center_E is not None else None
+        scale, classes = method.backbone.logit_scale, t_KCE.shape[1]
+        plain = cls(classes=classes, scale=scale, texts=texts, weights=weights, center=center_E)
         if head is None:
             return plain
         shared = replace(plain, share=head.share, first=answering.t0_CE)
@@ -86,7 +89,7 @@ class Sheet:
     def bytes(self) -> int:
         """Memory that it takes."""
         own = self.bias_C, self.text_C, self.trained_C, self.middle, self.middle_C, self.mass, self.mass_C
-        tensors = (*self.texts, *self.learned, self.first, *own)
+        tensors = (*self.texts, *self.learned, self.center, self.first, *own)
         return sum(each.nbytes for each in tensors if each is not None)
 
 
@@ -118,10 +121,19 @@ class Sheets:
         """Logits of rows that stop after these steps, (B, C); beyond its stop a row's embedding is that of the stop."""
         with full_precision(v_KBE.device):
             device, v_KBE = v_KBE.device, v_KBE.float()
-            logits_BC = self._read_out(v_KBE, stops)
+            logits_BC = self._read_out(self._centered(v_KBE), stops)
             valid_BC = torch.arange(self.width, device=device) < self._column("classes", device)
             logits_BC = torch.where(valid_BC, self._finish(logits_BC, v_KBE, stops), PAD)
         return logits_BC
+
+    def _centered(self, v_XBE: Tensor) -> Tensor:
+        """Embeddings as they meet texts, each row's own center taken off."""
+        centers = [sheet.center for sheet in self.sheets]
+        given = [i for i, center_E in enumerate(centers) if center_E is not None]
+        if not given:
+            return v_XBE
+        off_bE = torch.stack([center_E for center_E in centers if center_E is not None]).to(v_XBE)
+        return v_XBE - _put(off_bE.new_zeros(len(centers), off_bE.shape[1]), given, off_bE)
 
     def _read_out(self, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:
         logits_BC = v_KBE.new_zeros(len(stops), self.width)
@@ -149,7 +161,8 @@ class Sheets:
         """Of rows that took all steps, `Answering.scores`: with heads and of texts alone, (B, C)."""
         with full_precision(v_KBE.device):
             v_KBE, rows = v_KBE.float(), range(len(self.sheets))
-            texts_BC = self._mixed(self._dot(v_KBE[-1], rows, [sheet.texts[-1] for sheet in self.sheets]), v_KBE)
+            last_BE = self._centered(v_KBE[-1])
+            texts_BC = self._mixed(self._dot(last_BE, rows, [sheet.texts[-1] for sheet in self.sheets]), v_KBE)
             return self._headed(texts_BC, v_KBE, stops, shared=False), texts_BC
 
     def _finish(self, logits_BC: Tensor, v_KBE: Tensor, stops: Sequence[int]) -> Tensor:

@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from math import sqrt
 from typing import Any, NamedTuple, Self
 
@@ -200,12 +200,18 @@ def choose_head(
         several = [i for places in _several(train_set) for i in places]
         left_out = [sorted(several)[i] for i in _spread(len(several), IMAGES)]
         asked = [i for split in splits for i in split] if rehearsing else left_out
-        asked_n, each_n = torch.tensor(asked), torch.arange(len(asked))
+
+        def without(places: Sequence[int]) -> dict[str, Any]:
+            """What is said about shots of these places, each left out."""
+            asked_n, each_n = torch.tensor(places), torch.arange(len(places))
+            scores = (each and each.left_out(each.STRENGTHS, each_n, asked_n) for each in (fitted, looked))
+            said = {key: getattr(seen, key)[asked_n] for key in ("labels_N", "zero_NC", "adapted_NC")}
+            return {**said, **dict(zip(("scores_LNC", "middle_LNC"), scores, strict=True)), "solver": solver}
+
+        asked_n = torch.tensor(asked)
         alone = HeldOut(
-            labels_N=seen.labels_N[asked_n], zero_NC=seen.zero_NC[asked_n], adapted_NC=seen.adapted_NC[asked_n],
-            scores_LNC=fitted.left_out(solver.STRENGTHS, each_n, asked_n), v0_NE=seen.v0_NE[asked_n],
-            middle_LNC=looked.left_out(looked.STRENGTHS, each_n, asked_n) if looked else None,
-            near_N=near_N[asked_n], means_CE=means_CE, cosines_NC=seen.cosines_NC[asked_n], solver=solver,
+            **without(asked), v0_NE=seen.v0_NE[asked_n], near_N=near_N[asked_n], means_CE=means_CE,
+            cosines_NC=seen.cosines_NC[asked_n],
         )  # fmt: skip
         if train is None or not rehearsing:
             choice = choose(alone, (1.0,), "each left out")
@@ -215,12 +221,15 @@ def choose_head(
             starts = accumulate(map(len, splits), initial=0)
             parts = (replace(alone, **alone.of(slice(a, b))) for a, b in pairwise(starts))
             held = _join([_rehearsed(split, part, *how) for split, part in zip(splits, parts, strict=True)])
-            choice = choose(held, SHARES, "rehearsal")
+            every = Said(**without(left_out)) if seen.frozen and len(asked) < len(left_out) else None
+            choice = choose(held, SHARES, "rehearsal", every)
     unseen, among, offset = None, 0.0, 0.0
     if solver is Discriminant:
         read = (seen.middle_NF, choice.middle_strength) if choice.middle and seen.middle_NF is not None else None
         scale = method.backbone.logit_scale
-        unseen, among, offset = choose_unseen(seen.features_NF, seen.labels_N, seen.texts_CE, scale, seed, read)
+        unseen, among, offset = choose_unseen(
+            seen.features_NF, seen.labels_N, seen.texts_CE, scale, seed, read, method.center
+        )
     ruled = unseen is not None and unseen.among.scale > 0 and seen.frozen
     trained, lensed = method.num_trainable > 0, method.config.lens != PLAIN
     choice = replace(choice, trained=trained, lensed=lensed, unseen=unseen, ruled=ruled)
@@ -242,8 +251,8 @@ def _middle(method: Method, looked: Discriminant, choice: Choice, among: float, 
     return Middle.of(method.backbone.vision.middle, solution, choice.middle, **numbers)
 
 
-def choose(held: Said, shares: Sequence[float], how: str) -> Choice:
-    """The numbers for what was held out."""
+def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = None) -> Choice:
+    """The numbers for what was held out; `every`: all shots, each left out, where only some were in a rehearsal."""
     held = held.some(IMAGES)
     labels_N, count = held.labels_N, len(held.labels_N)
     zero_N, adapted_N = (logits_NC.argmax(-1) == labels_N for logits_NC in (held.zero_NC, held.adapted_NC))
@@ -252,28 +261,51 @@ def choose(held: Said, shares: Sequence[float], how: str) -> Choice:
     share = max(mixed, key=lambda share: max(logp_of(text * mixed[share], labels_N).mean().item() for text in TEXTS))
     if 0.0 in shares and _clearly_better(zero_N, mixed[share].argmax(-1) == labels_N):
         share = 0.0
-    texts_NC, scales = mixed[share], held.solver.SCALES
-    grid, logp, right = [], [], []
-    for strength, scores_NC in zip(held.solver.STRENGTHS, held.scores_LNC.float(), strict=True):
-        for text in TEXTS:
-            sums_SNC = text * texts_NC + torch.tensor(scales)[:, None, None] * scores_NC
-            logp.append(logp_of(sums_SNC, labels_N).mean(1))
-            right.append(sums_SNC.argmax(-1) == labels_N)
-            grid += [(strength, text, scale) for scale in scales]
-    at, right_GN = int(torch.cat(logp).argmax()), torch.cat(right)
-    strength, text, scale = grid[at]
-    alone_N, chosen_N, more = texts_NC.argmax(-1) == labels_N, right_GN[at], Beyond()
+    parts = [_Part(held, mixed[share])]
+    if every is not None:
+        parts += [_Part(held, held.zero_NC.float(), -1.0), _Part(every, every.zero_NC.float())]
+    scales = held.solver.SCALES
+    grid = list(product(range(len(held.solver.STRENGTHS)), TEXTS))
+    likely_GS = torch.stack([_likely(parts, [part.sums(*point, scales) for part in parts]) for point in grid])
+    at, s = divmod(int(likely_GS.argmax()), len(scales))
+    (place, text), scale = grid[at], scales[s]
+    sums = [part.sums(place, text, (scale,))[0] for part in parts]
+    alone_N, chosen_N, more = mixed[share].argmax(-1) == labels_N, sums[0].argmax(-1) == labels_N, Beyond()
     if held.middle_LNC is not None:
-        both_NC = text * texts_NC + scale * held.scores_LNC[held.solver.STRENGTHS.index(strength)].float()
-        more, chosen_N = _choose_middle(both_NC, held.middle_LNC, labels_N)
+        more, chosen_N = _choose_middle(parts, sums)
     if not (scale or more.scale) or _clearly_better(alone_N, chosen_N):
         text, scale, chosen_N, more = 1.0, 0.0, alone_N, Beyond()  # texts alone keep their own scale
     percent = [100 * right_N.double().mean().item() for right_N in (zero_N, adapted_N, chosen_N)]
     return Choice(
-        strength=strength, text=more.beside * text, scale=more.beside * scale, share=share, how=how, images=count,
-        beside=more.beside, middle=more.scale, middle_strength=more.strength,
+        strength=held.solver.STRENGTHS[place], text=more.beside * text, scale=more.beside * scale, share=share, how=how,
+        images=count, beside=more.beside, middle=more.scale, middle_strength=more.strength,
         zero_shot=percent[0], adapted=percent[1], chosen=percent[2],
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Images that are asked, what their texts say, and how much they count.
+
+    Only shots held out of a rehearsal have an answer of the adapted texts that can be believed. Of these alone the mean
+    would be noisy, as they are a quarter; but the head's scores and zero-shot's texts are there for all shots. So how
+    likely numbers make all shots with the adapted texts is estimated by a control variate: how likely they make all
+    with zero-shot's texts, and by how much more the shots held out are with the adapted ones.
+    """
+
+    said: Said
+    texts_NC: Tensor
+    weight: float = 1.0
+
+    def sums(self, place: int, text: float, scales: Sequence[float]) -> Tensor:
+        """Logits with a head of one strength, (S, N, C)."""
+        return text * self.texts_NC + torch.tensor(scales)[:, None, None] * self.said.scores_LNC[place].float()
+
+
+def _likely(parts: Sequence[_Part], sums: Sequence[Tensor]) -> Tensor:
+    """How likely logits make the true classes, (S,), by what all parts say of it."""
+    shares = [part.weight * logp_of(each, part.said.labels_N).mean(1) for part, each in zip(parts, sums, strict=True)]
+    return torch.stack(shares).sum(0)
 
 
 class Beyond(NamedTuple):
@@ -284,15 +316,19 @@ class Beyond(NamedTuple):
     strength: float = STRENGTH
 
 
-def _choose_middle(both_NC: Tensor, middle_LNC: Tensor, labels_N: Tensor) -> tuple[Beyond, Tensor]:
-    """The numbers, and what is right then."""
+def _choose_middle(parts: Sequence[_Part], sums: Sequence[Tensor]) -> tuple[Beyond, Tensor]:
+    """The numbers, and what of the first part is right then."""
     scales_S11 = torch.tensor(MIDDLES)[:, None, None]
     found = []
-    for strength, scores_NC in zip(Discriminant.STRENGTHS, middle_LNC.float(), strict=True):
+    for place, strength in enumerate(Discriminant.STRENGTHS):
         for beside in BESIDE:
-            sums_SNC = beside * both_NC + scales_S11 * scores_NC
-            best, at = logp_of(sums_SNC, labels_N).mean(1).max(0)
-            right_N = sums_SNC[at].argmax(-1) == labels_N
+            all_sums = [
+                beside * both_NC + scales_S11 * part.said.middle_LNC[place].float()
+                for part, both_NC in zip(parts, sums, strict=True)
+                if part.said.middle_LNC is not None
+            ]
+            best, at = _likely(parts, all_sums).max(0)
+            right_N = all_sums[0][at].argmax(-1) == parts[0].said.labels_N
             found.append((best.item(), Beyond(beside, MIDDLES[int(at)], strength), right_N))
     _, numbers, right_N = max(found, key=lambda each: each[0])
     return numbers, right_N

@@ -5,10 +5,10 @@ is fitted, in closed form, which is cheap. Then the shots that were left out are
 rule and the offset are those of a grid that make the true classes most likely, known ones and left out ones alike.
 
 A list of new classes alone is answered by the same rule, or by the texts, if among themselves these make the classes
-left out clearly more likely than `PLAIN` does, by a standard error over classes; else by `PLAIN`, which did well on
-every set of photographs and drawings that it was measured on (docs/strong.md). Fewer than six classes are not asked:
-they say little about others, however many shots they have. EuroSAT's five base classes prefer a rule that gains nothing
-on the other five, where `PLAIN` gains five points.
+left out clearly more likely than `PLAIN` does, by a standard error over classes; else by `PLAIN`, or `CENTERED` where
+images are centered, which did well on the photographs and drawings that they were measured on (docs/strong.md). Fewer
+than six classes are not asked: they say little about others, however many shots they have. EuroSAT's five base classes
+prefer a rule that gains nothing on the other five, where `PLAIN` gains five points.
 
 Where the head reads the image tower's middle, that has a word on whether an image is of a known class at all: scores of
 a class there say how much more probable it makes the image than a class in the middle of all would. How much of them
@@ -44,6 +44,7 @@ MODELS = tuple(
 MIXED_TEXTS, MIXED_SCALES = (0.0, 0.25, 0.5, 1.0), (0.0, *(2.0**k for k in range(-6, 1)))
 OFFSETS = torch.arange(-8, 9) / 2
 PLAIN = NewClasses(text=1.0, scale=1.0, strength=0.95, gain=0.7)
+CENTERED = replace(PLAIN, scale=0.25, gain=1.0)  # the same where a center has taken off what all images share
 TEXTS = replace(MODELS[0], text=1.0, scale=0.0)
 WARMTHS = tuple(2.0**k for k in range(-4, 3))  # by which a rule is multiplied
 CLEAR = 1.0  # standard errors
@@ -72,9 +73,12 @@ class Fold:
 
 @one_thread()
 def choose_unseen(
-    x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: float, seed: int = 1, middle: Read | None = None
-) -> tuple[Unseen | None, float, float]:
+    x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: float, seed: int = 1, middle: Read | None = None,
+    center: float = 0.0,
+) -> tuple[Unseen | None, float, float]:  # fmt: skip
     """The numbers for features `x_NE` and the texts `t_CE` that go with them; nothing if classes are too few.
+
+    `center` is the share of the images' mean that is taken off before they meet texts.
 
     And how much of the middle's scores, where a head reads it, counts for whether an image is of a known class, and the
     offset for those who do not read it.
@@ -82,12 +86,12 @@ def choose_unseen(
     there = sorted(set(labels_N.tolist()))
     if len(there) < FEWEST:
         return None, 0.0, 0.0
-    folds = list(_folds(x_NE.double(), labels_N, t_CE.double(), logit_scale, there, seed, middle))
+    folds = list(_folds(x_NE.double(), labels_N, t_CE.double(), logit_scale, there, seed, middle, center))
     # Fewer than four shots leave none of the known classes' to ask about: whether it is one of them, the texts say.
     alike = all(fold.new_N.all() for fold in folds)
     among, offset = (TEXTS, 0.0) if alike else _among(folds)
     weight, beside = (0.0, offset) if alike or middle is None else _known(among, folds)
-    alone = _warmed(PLAIN, folds)
+    alone = _warmed(CENTERED if center else PLAIN, folds)
     for other in (_warmed(TEXTS, folds), _warmed(among, folds)) if len(there) >= FEW else ():
         gain_C = other[1] - alone[1]
         if gain_C.mean() > CLEAR * gain_C.std() / sqrt(len(gain_C)):
@@ -167,7 +171,7 @@ def _warmed(rule: NewClasses, folds: Sequence[Fold]) -> tuple[NewClasses, Tensor
 
 def _folds(
     x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: float, there: Sequence[int], seed: int,
-    middle: Read | None,
+    middle: Read | None, center: float = 0.0,
 ) -> Iterator[Fold]:  # fmt: skip
     rng = random.Random(f"unseen {seed}")
     places = {c: rng.sample(where, len(where)) for c in there if (where := (labels_N == c).nonzero()[:, 0].tolist())}
@@ -192,7 +196,7 @@ def _folds(
                 new_CE = means_of(kept, t_CE[stay], t_CE[left], NewClasses(gain=gain, handed=handed))
                 by_means.append(kept.scores(x_NE[rows_N], torch.cat([kept.means_CE, new_CE]), STRENGTHS).float())
             scores_MNC = torch.stack(by_means, 1).flatten(0, 1)
-            texts_NC = logit_scale * x_NE[rows_N] @ t_CE[[*stay, *left]].T
+            texts_NC = logit_scale * (x_NE[rows_N] - center * kept.center_E) @ t_CE[[*stay, *left]].T
             middle_NK = None
             if middle and read:
                 middle_NK = (middle[0][rows_N].double() @ read[0].T + read[1]).float()

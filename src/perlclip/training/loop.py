@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from perlclip.training.choose_thresholds import set_thresholds
 from perlclip.training.environment import environment
 from perlclip.training.gradients import Gradients
 from perlclip.training.optimizer import build_optimizer
-from perlclip.training.shots import look_at
+from perlclip.training.shots import center_of, look_at
 from perlclip.trust.record import Trust
 from perlclip.trust.rejection import FarWords
 
@@ -153,6 +153,10 @@ def fit(
         method.config = replace(method.config, lens=lens)
     lens_seconds = time.perf_counter() - began
     if alone:
+        method = _with_recipe(method)
+    if method.center:
+        method.take_center(center_of(method, train_set, workers))
+    if alone:
         made_alone = _head_alone(method, train_set, looked, seed, workers)
         return replace(made_alone, lens=looked, lens_seconds=lens_seconds)
     run = _Run(train_set, found, seed, gradients or Gradients(method, train_set.classes, compile, keep=False))
@@ -171,6 +175,8 @@ def fit(
         # Fresh methods, so that an interrupt or another initialisation of this one cannot change what is chosen.
         def rehearsal(fresh: Method, part: ImageSet) -> None:
             shorter = replace(found, epochs=max(1, found.epochs // 2))  # which answer is better shows early
+            if fresh.center:
+                fresh.take_center(center_of(fresh, part, workers))
             own = Gradients(fresh, part.classes, compile, copy(run.class_state), keep=False)
             _Run(part, shorter, seed, own).complete(None, workers, progress, "rehearsal")
 
@@ -457,10 +463,7 @@ def _resolve(method: Method, recipe: str | Recipe | None, dataset: str, shots: i
     if made_for:  # the settings of another recipe are no longer wanted
         made = find_recipe(method.name, made_for, method.backbone.name, made_on, made_with)[1]
         wanted = {key: getattr(method.config_class(), key) for key in made} | wanted
-    lacking = {key: value for key, value in wanted.items() if getattr(method.config, key) != value}
-    free = method.config.adjustable & lacking.keys()
-    method.config = replace(method.config, **{key: lacking[key] for key in free - method.given})
-    lacking = {key: value for key, value in lacking.items() if key not in free}
+    lacking = _adjust(method, wanted)
     if lacking and (made_for, made_on) != (name, dataset):
         settings = ", ".join(f"{key}={value!r}" for key, value in lacking.items())
         how = f"recipe={name!r}" + (f", dataset={dataset!r}" if dataset else "")
@@ -468,6 +471,22 @@ def _resolve(method: Method, recipe: str | Recipe | None, dataset: str, shots: i
             f"recipe {name!r} wants {settings}: make the method with create_method({method.name!r}, backbone, {how})"
         )
     return name, found
+
+
+def _adjust(method: Method, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings made on a method that exists, unless its maker chose others; what cannot be made so."""
+    lacking = {key: value for key, value in wanted.items() if getattr(method.config, key) != value}
+    free = method.config.adjustable & lacking.keys()
+    method.config = replace(method.config, **{key: lacking[key] for key in free - method.given})
+    return {key: value for key, value in lacking.items() if key not in free}
+
+
+def _with_recipe(method: Method) -> Method:
+    """A method that has nothing to train with the settings of its recipe, and a center of its own."""
+    if method.config.adjustable:
+        method = deepcopy(method)  # for which others may have a head
+        _adjust(method, find_recipe(method.name, default_recipe(method.name), method.backbone.name)[1])
+    return method
 
 
 _SPOKEN = {"data": "other training images", "images": "another number of them", "backbone": "another backbone"}

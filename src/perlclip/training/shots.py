@@ -4,6 +4,7 @@ Shapes: K stands for the steps 0..K, N images, b some of them, C classes, E embe
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from perlclip.data.sets import ImageSet
 from perlclip.heads.head import features, sees_frozen
 from perlclip.methods.base import ClassState, Method
 
+CENTER_IMAGES = 512  # at most, to center images by
 FEATURES = "first"  # see `heads.head.FEATURES`
 BATCH = 32  # as the studio looks at images: of more, ViT-B/16 on a card wants kernels made first, for seconds
 
@@ -39,6 +41,19 @@ class Seen:
 
 
 @torch.no_grad()
+def center_of(method: Method, images: ImageSet, workers: int = 0) -> Tensor:
+    """The mean of the classes' mean embeddings in the frozen CLIP, (E,), so that no class counts more than another."""
+    most = max(1, CENTER_IMAGES // max(1, len(images.by_class())))
+    places = [where[:most] for where in images.by_class().values()]
+    some, found = images.select([i for where in places for i in where]), []
+    for pixels, _ in fixed_views(some, method.backbone.preprocess, BATCH, method.backbone.device, workers):
+        found.append(method.backbone.encode_image(method.frozen(pixels)).float())
+    ends = list(accumulate(map(len, places)))[:-1]
+    means = [v_NE.mean(0) for v_NE in torch.cat(found).tensor_split(ends)]
+    return torch.stack(means).mean(0)
+
+
+@torch.no_grad()
 def look_at(method: Method, images: ImageSet, state: ClassState, workers: int = 0) -> Seen:
     """Every image once, all steps; `state` is that of their classes. What comes back is on the CPU."""
     backbone, found, unchanged = method.backbone, [], sees_frozen(method, FEATURES)
@@ -50,7 +65,7 @@ def look_at(method: Method, images: ImageSet, state: ClassState, workers: int = 
         )
         logits_KBC, v_KBE = method.look(frozen, state)
         v0_BE, f_BF = backbone.encode_image(frozen), features(FEATURES, v_KBE, method.image_steps)[-1]
-        said = method.similarity(v0_BE, t0_CE), logits_KBC[-1], method.scores(logits_KBC, v_KBE, state)
+        said = backbone.similarity(v0_BE, t0_CE), logits_KBC[-1], method.scores(logits_KBC, v_KBE, state)
         found.append([each.cpu() for each in (*said, f_BF, v0_BE.float(), v_KBE.transpose(0, 1), m_BF)])
     joined = (torch.cat(parts) for parts in zip(*found, strict=True))
     zero_NC, adapted_NC, cosines_NC, features_NF, v0_NE, v_NKE, m_NF = joined
