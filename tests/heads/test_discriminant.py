@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from perlclip import PerlclipError
+from perlclip import PerlclipError, threads
 from perlclip.heads import discriminant
 from perlclip.heads.discriminant import DIRECTIONS, Discriminant
 from tests.heads.test_regression import samples
@@ -136,3 +136,15 @@ def test_what_cannot_be_fitted_is_refused():
     for strength in (0.0, 1.0):
         with pytest.raises(PerlclipError, match="between 0 and 1"):
             Discriminant.of(F.normalize(x_NE, dim=-1), labels_N, 3).solution(strength)
+
+
+def test_strengths_side_by_side_have_the_bits_of_one_after_the_other(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    labels_N = torch.arange(60) % 5
+    x_NE = torch.nn.functional.normalize(torch.randn(60, 40, generator=draw) + labels_N[:, None], dim=-1)
+    before = torch.get_num_threads()
+    found = Discriminant.of(x_NE, labels_N, 5).left_out(Discriminant.STRENGTHS, torch.arange(60))
+    monkeypatch.setattr(threads, "CORES", 1)
+    assert torch.equal(found, Discriminant.of(x_NE, labels_N, 5).left_out(Discriminant.STRENGTHS, torch.arange(60)))
+    assert torch.get_num_threads() == before
+    assert threads.side_by_side(lambda n: n * n, range(9)) == [n * n for n in range(9)]

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from perlclip.errors import PerlclipError
 from perlclip.heads.regression import groups_of
-from perlclip.threads import one_thread
+from perlclip.threads import one_thread, side_by_side
 
 LEAST = 1e-6  # strength
 COPIES = 1e-3  # of the classes' mean squared distance from the centre: shots of one class differ by that, at least
@@ -146,19 +146,25 @@ class Discriminant:
         labels_n, shots_C = self.labels_N[asked_n], torch.bincount(self.labels_N, minlength=len(self.means_CE))
         rows_XE = torch.cat([self.rest_NE[asked_n], self.means_CE])  # a shot is its mean and the rest
         along_XR = rows_XE @ self.rest_NE.T / self.free**0.5 if self.wide else rows_XE
+        self.scatter  # noqa: B018  made now, once for all threads
         groups = [(at_Gg, _Left(labels_n[at_Gg[:, 0]], at_Gg.shape[1], shots_C)) for at_Gg in groups_of(groups_n)]
         plain = [_Products.of(rows_XE, at_Gg, len(asked_n)) for at_Gg, _ in groups] if self.wide else []
         scores_LnC = torch.empty(len(strengths), len(asked_n), len(self.means_CE), dtype=torch.float64)
         own_Ln, others_n = scores_LnC.new_zeros(scores_LnC.shape[:2]), scores_LnC.new_zeros(len(asked_n))
         for at_Gg, left in groups:
             others_n[at_Gg] = left.others_G1.expand(at_Gg.shape).masked_fill(left.gone_G1, 0)
-        for scores_nC, own_n, strength in zip(scores_LnC, own_Ln, strengths, strict=True):
+
+        def of(strength: float) -> list[tuple[Tensor, Tensor]]:
             root, floor = self._root(strength)
             solved_XR = torch.linalg.solve_triangular(root, along_XR.T.to(root), upper=False).T
-            for k, (at_Gg, left) in enumerate(groups):
-                dot = _Products.of(solved_XR, at_Gg, len(asked_n))
-                dot = plain[k].less(dot, floor) if self.wide else dot
-                scores_nC[at_Gg], own_n[at_Gg] = left.scores(dot, 1 - strength)
+            dots = [_Products.of(solved_XR, at_Gg, len(asked_n)) for at_Gg, _ in groups]
+            if self.wide:
+                dots = [all_of_it.less(dot, floor) for all_of_it, dot in zip(plain, dots, strict=True)]
+            return [left.scores(dot, 1 - strength) for (_, left), dot in zip(groups, dots, strict=True)]
+
+        for scores_nC, own_n, found in zip(scores_LnC, own_Ln, side_by_side(of, strengths), strict=True):
+            for (at_Gg, _), (scores_GgC, own_Gg) in zip(groups, found, strict=True):
+                scores_nC[at_Gg], own_n[at_Gg] = scores_GgC, own_Gg
         return _made_up(scores_LnC, own_Ln, others_n, labels_n, shots_C)
 
     def _root(self, strength: float) -> tuple[Tensor, float]:

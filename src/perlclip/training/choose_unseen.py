@@ -19,7 +19,7 @@ S of scores, O offsets.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import sqrt
@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.unseen import NewClasses, Unseen, means_of
-from perlclip.threads import one_thread
+from perlclip.threads import one_thread, side_by_side
 
 FEWEST, FEW = 4, 6  # classes: two to tell apart in either half; so many say which rule is good for others
 TURNS, ENOUGH = 4, 160  # turns at most; that so many classes have been left out in all is enough
@@ -86,7 +86,7 @@ def choose_unseen(
     there = sorted(set(labels_N.tolist()))
     if len(there) < FEWEST:
         return None, 0.0, 0.0
-    folds = list(_folds(x_NE.double(), labels_N, t_CE.double(), logit_scale, there, seed, middle, center))
+    folds = _folds(x_NE.double(), labels_N, t_CE.double(), logit_scale, there, seed, middle, center)
     # Fewer than four shots leave none of the known classes' to ask about: whether it is one of them, the texts say.
     alike = all(fold.new_N.all() for fold in folds)
     among, offset = (TEXTS, 0.0) if alike else _among(folds)
@@ -169,10 +169,15 @@ def _warmed(rule: NewClasses, folds: Sequence[Fold]) -> tuple[NewClasses, Tensor
     return max(found, key=lambda pair: pair[1].mean().item())
 
 
+# Classes that stay and that are left out; of images that are fitted and asked for, where they are and their columns.
+Drawn = tuple[list[int], list[int], list[tuple[int, int]], list[tuple[int, int]]]
+
+
 def _folds(
     x_NE: Tensor, labels_N: Tensor, t_CE: Tensor, logit_scale: float, there: Sequence[int], seed: int,
     middle: Read | None, center: float = 0.0,
-) -> Iterator[Fold]:  # fmt: skip
+) -> list[Fold]:  # fmt: skip
+    drawn: list[Drawn] = []
     rng = random.Random(f"unseen {seed}")
     places = {c: rng.sample(where, len(where)) for c in there if (where := (labels_N == c).nonzero()[:, 0].tolist())}
     turns = min(TURNS, -(-ENOUGH // len(there)))
@@ -187,20 +192,26 @@ def _folds(
                 *_some([(i, n) for n, c in enumerate(stay) for i in held[c]], most, rng),
                 *_some([(i, n) for n, c in enumerate(left, len(stay)) for i in places[c]], most, rng),
             ]
-            rows_N, fit_N = torch.tensor(fitted).T
-            kept = Discriminant.of(x_NE[rows_N], fit_N, len(stay)).kept()
-            read = middle and Discriminant.of(middle[0][rows_N], fit_N, len(stay)).solution(middle[1])
-            rows_N, asked_N = torch.tensor(asked).T
-            by_means = []
-            for gain, handed in MEANS:
-                new_CE = means_of(kept, t_CE[stay], t_CE[left], NewClasses(gain=gain, handed=handed))
-                by_means.append(kept.scores(x_NE[rows_N], torch.cat([kept.means_CE, new_CE]), STRENGTHS).float())
-            scores_MNC = torch.stack(by_means, 1).flatten(0, 1)
-            texts_NC = logit_scale * (x_NE[rows_N] - center * kept.center_E) @ t_CE[[*stay, *left]].T
-            middle_NK = None
-            if middle and read:
-                middle_NK = (middle[0][rows_N].double() @ read[0].T + read[1]).float()
-            yield Fold(labels_N[rows_N], asked_N, len(stay), texts_NC.float(), scores_MNC, middle_NK)
+            drawn.append((stay, left, fitted, asked))
+
+    def fold(one: Drawn) -> Fold:
+        stay, left, fitted, asked = one
+        rows_N, fit_N = torch.tensor(fitted).T
+        kept = Discriminant.of(x_NE[rows_N], fit_N, len(stay)).kept()
+        read = middle and Discriminant.of(middle[0][rows_N], fit_N, len(stay)).solution(middle[1])
+        rows_N, asked_N = torch.tensor(asked).T
+        by_means = []
+        for gain, handed in MEANS:
+            new_CE = means_of(kept, t_CE[stay], t_CE[left], NewClasses(gain=gain, handed=handed))
+            by_means.append(kept.scores(x_NE[rows_N], torch.cat([kept.means_CE, new_CE]), STRENGTHS).float())
+        scores_MNC = torch.stack(by_means, 1).flatten(0, 1)
+        texts_NC = logit_scale * (x_NE[rows_N] - center * kept.center_E) @ t_CE[[*stay, *left]].T
+        middle_NK = None
+        if middle and read:
+            middle_NK = (middle[0][rows_N].double() @ read[0].T + read[1]).float()
+        return Fold(labels_N[rows_N], asked_N, len(stay), texts_NC.float(), scores_MNC, middle_NK)
+
+    return side_by_side(fold, drawn)
 
 
 def _some(asked: list[tuple[int, int]], most: int, rng: random.Random) -> list[tuple[int, int]]:
