@@ -40,7 +40,8 @@ RECIPE = "extended"  # of PERL, in what looks at its steps: by `fast` it hardly 
 IMAGES = 60  # of each test set, for the dynamics
 KEPT = ("analysis.json", "curves.csv", "curves.png", "drift.csv", "drift.png")  # of an analysis in depth
 
-STRONG = Benchmark(protocol="base-to-novel", methods=["perl"], recipe="strong")
+ZERO_SHOT = Benchmark(protocol="base-to-novel", methods=["zero-shot"])
+STRONG = replace(ZERO_SHOT, methods=["perl"], recipe="strong")  # as `fit` trains PERL
 GRIDS = (
     Benchmark(protocol="all"),
     Benchmark(protocol="all", methods=["perl"], recipe=RECIPE),
@@ -76,9 +77,9 @@ class Job:
             grids = [replace(grid, protocol="base-to-novel") if grid.protocol == "all" else grid for grid in grids]
         return list(dict.fromkeys(run for grid in grids for run in grid.runs()))
 
-    def perl(self) -> Iterator[Record]:
-        """The complete base-to-novel runs of PERL as `fit` trains it, in the order of the suite."""
-        for run in replace(STRONG, seeds=self.seeds, datasets=self.datasets).runs():
+    def complete(self, grid: Benchmark) -> Iterator[Record]:
+        """The complete runs of one of the grids, in the order of the suite."""
+        for run in replace(grid, seeds=self.seeds, datasets=self.datasets).runs():
             record = self.store.find(run, {})
             if record is None:
                 raise PerlclipError(f"run {run.name} is not complete: the stage `runs` comes first")
@@ -133,7 +134,8 @@ def depth(job: Job) -> None:
 
 def demo(job: Job) -> None:
     """Accuracy by step of every set, and images that were put right."""
-    write_files({job.docs / "toybox" / "demo.png": draw_figure(list(job.perl())).png})
+    clip = {str(record["run"]["dataset"]): record for record in job.complete(ZERO_SHOT)}
+    write_files({job.docs / "toybox" / "demo.png": draw_figure(list(job.complete(STRONG)), clip).png})
 
 
 def tables(job: Job) -> None:
