@@ -5,8 +5,8 @@ and an ink amount per texture tile. A picture then costs two look-ups per pixel,
 
 Pictures are meant to be identical everywhere: the atlas is made on the CPU, and pixels go through +, -, *, sqrt, floor,
 min and max only, one operation per kernel, which IEEE 754 rounds in one way. Kernels that fuse (torch.compile), divide
-by a constant (CUDA multiplies by its inverse) or sum (order varies) are kept out. One torch draws them alike on all
-CPUs tried; another version of it rounded single pixels of some sets otherwise.
+by a constant (CUDA multiplies by its inverse) or sum (order varies) are kept out, and so is torch's square root, which
+is MKL's and on Intel's processors other in its last digit than on AMD's.
 
 Shape legend: B scenes, H rows, W columns, R atlas rows and columns, P points of a polygon, C coordinates or channels.
 """
@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +36,13 @@ Field = Callable[[Tensor, Tensor], Tensor]  # (x_RR, y_RR) -> value_RR; x to the
 # ---- shapes: signed distances, combined with minimum (union) and maximum (intersection) ----
 
 
+def _root(x: Tensor) -> Tensor:
+    """The square root, rounded as IEEE 754 has it on every CPU."""
+    return torch.from_numpy(np.sqrt(x.numpy()))
+
+
 def _circle(x0: float, y0: float, radius: float) -> Field:
-    return lambda x, y: ((x - x0) * (x - x0) + (y - y0) * (y - y0)).sqrt() - radius
+    return lambda x, y: _root((x - x0) * (x - x0) + (y - y0) * (y - y0)) - radius
 
 
 def _box(x0: float, y0: float, half_width: float, half_height: float) -> Field:
@@ -60,7 +66,8 @@ def _polygon(*points: tuple[float, float]) -> Field:
             nearest = torch.minimum(nearest, dx * dx + dy * dy)
             if ey:
                 inside ^= ((y >= ay) != (y >= by)) & (x < ax + (y - ay) * (ex / ey))
-        return torch.where(inside, -nearest.sqrt(), nearest.sqrt())
+        far = _root(nearest)
+        return torch.where(inside, -far, far)
 
     return distance
 
@@ -145,7 +152,7 @@ def _band(phase: Tensor, share: float = 0.5) -> Tensor:
 
 def _dots(u: Tensor, v: Tensor) -> Tensor:
     x, y = u * 4.0 - (u * 4.0).floor() - 0.5, v * 4.0 - (v * 4.0).floor() - 0.5
-    return ((0.34 - (x * x + y * y).sqrt()) * 6.0 + 0.5).clamp(0, 1)
+    return ((0.34 - _root(x * x + y * y)) * 6.0 + 0.5).clamp(0, 1)
 
 
 def _checks(u: Tensor, v: Tensor) -> Tensor:
