@@ -87,7 +87,7 @@ ROUNDS: dict[str, dict[str, Setting]] = {
         "both 9": replace(TEN, vision_depth=9, text_depth=9),
         "text 10": replace(TEN, text_depth=10),
     },
-    "center": {"strong": TEN, **{f"through {share:g}": replace(TEN, center=share) for share in (0.25, 0.5, 0.75)}},
+    "center": {"strong": TEN, "through 0.75": replace(TEN, center=0.75), "anchor 0": replace(TEN, anchor=0.0)},
 }
 CENTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the shots' mean embedding taken off images before they meet texts
 COLUMNS = ("set", "shots", "setting", "seed", "part", "readout", "accuracy", "images")

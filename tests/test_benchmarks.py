@@ -12,15 +12,14 @@ def test_a_stack_takes_the_steps_of_fit(backbone):
     depths = dict(vision_depth=9, text_depth=8)
     shots = pictures(3, 16, ("cat", "striped horse"))
     members = [
-        Member(Setting(lr=3e-3, epochs=2, loss_scale=0.25, center=0.5, **depths), 1),
+        Member(Setting(lr=3e-3, epochs=2, loss_scale=0.25, **depths), 1),
         Member(Setting(lr=1e-3, epochs=2, schedule="constant", batches=2, anchor=4.0, **depths), 1),
         Member(Setting(lr=3e-3, epochs=2, average=True, **depths), 2),
     ]
     stack = Stack(backbone, members, {1: shots, 2: shots}, [])
     stack.train()
     for i, (setting, seed) in enumerate((member.setting, member.seed) for member in members):
-        center = dict(center=0.75, loss_center=setting.center) if setting.center else {}
-        given = dict(loss_scale=setting.loss_scale, anchor=setting.anchor, **center, **depths)
+        given = dict(loss_scale=setting.loss_scale, anchor=setting.anchor, **depths)
         method = perlclip.create_method("perl", backbone, seed=seed, **given)
         recipe = perlclip.Recipe(**vars(setting.recipe) | {"batch_size": 4 * setting.batches})
         perlclip.fit(method, shots, recipe=recipe, seed=seed, head=False, thresholds=False, progress=False)
