@@ -7,10 +7,10 @@
     python -m benchmarks.strong check                              a stack of PERLs against `perlclip.fit`
 
 Rounds: `factors` changes one thing at a time, `together` what survived, `depth` moves the thoughts of `strong` in one
-tower or both, `center` takes the shots' mean embedding off images before they meet texts. 16 shots of the base classes
-are trained on; accuracy is measured on the base images of the training and validation splits that were not drawn, and
-on all of their novel ones; test images only with `--test`. Many PERLs are trained as one batch (stacked.py): a GPU
-needs minutes, a CPU days.
+tower or both, `center` takes the shots' mean embedding off images before they meet texts, `few` is about fewer shots
+(`--shots 4`). 16 shots of the base classes are trained on; accuracy is measured on the base images of the training and
+validation splits that were not drawn, and on all of their novel ones; test images only with `--test`. Many PERLs are
+trained as one batch (stacked.py): a GPU needs minutes, a CPU days.
 """
 
 import argparse
@@ -87,9 +87,19 @@ ROUNDS: dict[str, dict[str, Setting]] = {
         "both 9": replace(TEN, vision_depth=9, text_depth=9),
         "text 10": replace(TEN, text_depth=10),
     },
-    "center": {"strong": TEN, "through 0.75": replace(TEN, center=0.75), "anchor 0": replace(TEN, anchor=0.0)},
+    "center": {
+        "strong": TEN,
+        "through 0.5": replace(TEN, center=0.5),
+        "through 0.75": replace(TEN, center=0.75),
+        "anchor 0": replace(TEN, anchor=0.0),
+    },
+    "few": {
+        **{f"epochs {epochs}": replace(TEN, epochs=epochs) for epochs in (10, 20, 40, 80, 160)},
+        **{f"epochs {epochs}, anchor 4": replace(TEN, epochs=epochs, anchor=4.0) for epochs in (40, 160)},
+    },
 }
 CENTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the shots' mean embedding taken off images before they meet texts
+SHARES = {"center": CENTERS, "few": (0.0, 0.75)}  # of rounds that look at more than 0
 COLUMNS = ("set", "shots", "setting", "seed", "part", "readout", "accuracy", "images")
 
 
@@ -188,8 +198,8 @@ def study(options: argparse.Namespace) -> None:
                 images = {where: part for where, part in parts[seed].items() if where != "train"}
                 if options.test:
                     images |= {"test base": data.test.base(), "test novel": data.test.novel()}
-                centers = CENTERS if options.round == "center" else CENTERS[:1]
-                for i, where, readout, accuracy, count in measure(stack.some(few), images, options.workers, centers):
+                shares = SHARES.get(options.round, (0.0,))
+                for i, where, readout, accuracy, count in measure(stack.some(few), images, options.workers, shares):
                     rows.append([name, shots, mine[few[i]][0], seed, where, readout, f"{accuracy:.3f}", count])
             for i, (key, seed) in enumerate(mine):
                 file_name = f"{name}-{shots}-{key}-{seed}.safetensors".replace(" ", "_").replace(",", "")

@@ -98,7 +98,8 @@ def test_the_rule_for_both_kinds_is_the_most_likely_of_the_grid(logit_scale, noi
         for fold in folds:
             logits_NC = text * fold.texts_NC.double() + scale * fold.scores_MNC[m].double()
             for part in (slice(fold.stayed), slice(fold.stayed, None)):
-                mixed_NTS = choosing._mixed(fold.texts_NC, fold.scores_MNC[m], part)
+                texts = choosing._Weighted.of(fold.texts_NC, part, choosing.MIXED_TEXTS)
+                mixed_NTS = texts.mixed(choosing._Weighted.of(fold.scores_MNC[m], part, choosing.MIXED_SCALES))
                 torch.testing.assert_close(mixed_NTS[:, t, s], logits_NC[:, part].logsumexp(-1))
             for (offset, new), values in kinds.items():
                 shifted_NC = logits_NC + offset * (torch.arange(8) < fold.stayed)

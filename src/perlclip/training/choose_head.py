@@ -36,6 +36,7 @@ from perlclip.heads.regression import Ridge
 from perlclip.heads.unseen import Unseen
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.seeding import Seeded
+from perlclip.threads import one_thread
 from perlclip.training.choose_unseen import choose_unseen
 from perlclip.training.shots import FEATURES, Seen, look_at
 from perlclip.trust.rejection import class_means
@@ -251,6 +252,7 @@ def _middle(method: Method, looked: Discriminant, choice: Choice, among: float, 
     return Middle.of(method.backbone.vision.middle, solution, choice.middle, **numbers)
 
 
+@one_thread()
 def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = None) -> Choice:
     """The numbers for what was held out; `every`: all shots, each left out, where only some were in a rehearsal."""
     held = held.some(IMAGES)

@@ -101,35 +101,49 @@ def choose_unseen(
 
 def _among(folds: Sequence[Fold]) -> tuple[NewClasses, float]:
     """The rule and the offset by which all images, of known classes and of new ones, are most likely what they are."""
-    likely_OMTS = torch.zeros(len(OFFSETS), len(MODELS), len(MIXED_TEXTS), len(MIXED_SCALES))
     counts = [sum(int((fold.new_N == new).sum()) for fold in folds) for new in (False, True)]
-    for fold in folds:
+
+    def of(fold: Fold) -> Tensor:
+        """What a fold says of every point of the grid."""
         weight_N = torch.where(fold.new_N, 1 / counts[1], 1 / counts[0])
         shift_O11 = weight_N[~fold.new_N].sum() * OFFSETS[:, None, None]
-        parts = slice(fold.stayed), slice(fold.stayed, None), fold.labels_N
-        for m, scores_NC in enumerate(fold.scores_MNC):
-            known_NTS, new_NTS, true_NTS = (_mixed(fold.texts_NC, scores_NC, part) for part in parts)
+        parts, found = (slice(fold.stayed), slice(fold.stayed, None), fold.labels_N), []
+        texts = [_Weighted.of(fold.texts_NC, part, MIXED_TEXTS) for part in parts]
+        for scores_NC in fold.scores_MNC:
+            scores = (_Weighted.of(scores_NC, part, MIXED_SCALES) for part in parts)
+            known_NTS, new_NTS, true_NTS = (one.mixed(other) for one, other in zip(texts, scores, strict=True))
             lead_NTS, below_NTS = ((each - new_NTS).float() for each in (known_NTS, true_NTS))
             logp_NOTS = below_NTS[:, None] - F.softplus(lead_NTS[:, None] + OFFSETS[:, None, None])
-            likely_OMTS[:, m] += torch.tensordot(weight_N, logp_NOTS, 1) + shift_O11
+            found.append(torch.tensordot(weight_N, logp_NOTS, 1) + shift_O11)
+        return torch.stack(found, 1)
+
+    likely_OMTS = torch.stack(side_by_side(of, folds)).sum(0)
     likely_OMTS[..., 0, 0] = -torch.inf  # says nothing
     o, m, t, s = (int(k) for k in np.unravel_index(int(likely_OMTS.argmax()), likely_OMTS.shape))
     return replace(MODELS[m], text=MIXED_TEXTS[t], scale=MIXED_SCALES[s]), OFFSETS[o].item()
 
 
-def _mixed(texts_NC: Tensor, scores_NC: Tensor, of: slice | Tensor) -> Tensor:
-    """Logsumexp over some classes, or the logit of one, by every mixture of texts and scores, (N, T, S).
+@dataclass(frozen=True)
+class _Weighted:
+    """e to the logits of some classes by every weight, and the logarithm that all of an image's are divided by.
 
     Sums of products of powers are products of two matrices. No sum is 0 in float64: the class with the highest score
     has a text within twice CLIP's logit scale of the others'.
     """
-    parts = []
-    for logits_NC, weights in ((texts_NC, MIXED_TEXTS), (scores_NC, MIXED_SCALES)):
-        some_NC = (logits_NC[:, of] if isinstance(of, slice) else logits_NC.gather(1, of[:, None])).double()
+
+    e_NWC: Tensor
+    most_NW: Tensor
+
+    @classmethod
+    def of(cls, logits_NC: Tensor, some: slice | Tensor, weights: Sequence[float]) -> "_Weighted":
+        """Of the classes in a slice, or of one for each image."""
+        some_NC = (logits_NC[:, some] if isinstance(some, slice) else logits_NC.gather(1, some[:, None])).double()
         most_N1, weights_W = some_NC.amax(1, keepdim=True), torch.tensor(weights).double()
-        parts.append(((weights_W[:, None] * (some_NC - most_N1)[:, None]).exp(), weights_W * most_N1))
-    (e_NTC, most_NT), (e_NSC, most_NS) = parts
-    return (e_NTC @ e_NSC.mT).log() + most_NT[..., None] + most_NS[:, None]
+        return cls((weights_W[:, None] * (some_NC - most_N1)[:, None]).exp(), weights_W * most_N1)
+
+    def mixed(self, other: "_Weighted") -> Tensor:
+        """Logsumexp over the classes, of every sum of a weight's logits and one of the other's, (N, W, V)."""
+        return (self.e_NWC @ other.e_NWC.mT).log() + self.most_NW[..., None] + other.most_NW[:, None]
 
 
 def _known(rule: NewClasses, folds: Sequence[Fold]) -> tuple[float, float]:
