@@ -93,10 +93,7 @@ ROUNDS: dict[str, dict[str, Setting]] = {
         "through 0.75": replace(TEN, center=0.75),
         "anchor 0": replace(TEN, anchor=0.0),
     },
-    "few": {
-        **{f"epochs {epochs}": replace(TEN, epochs=epochs) for epochs in (10, 20, 40, 80, 160)},
-        **{f"epochs {epochs}, anchor 4": replace(TEN, epochs=epochs, anchor=4.0) for epochs in (40, 160)},
-    },
+    "few": {f"epochs {epochs}": replace(TEN, epochs=epochs) for epochs in (10, 20, 40, 80)},
 }
 CENTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the shots' mean embedding taken off images before they meet texts
 SHARES = {"center": CENTERS, "few": (0.0, 0.75)}  # of rounds that look at more than 0

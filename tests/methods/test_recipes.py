@@ -93,6 +93,20 @@ def test_on_other_sets_tcp_and_provp_say_what_their_authors_say_there(tiny):
         assert torch.equal(tcp.encode_text(tcp.class_state(cars)), told.encode_text(told.class_state(cars)))
 
 
+def test_fewer_shots_are_looked_at_more_often(backbone, tree):
+    """By `strong`; of a folder the images of its classes are counted."""
+    assert [recipe("perl", "strong", shots=n).epochs for n in (0, 1, 2, 3, 4, 5, 16)] == [10, 40, 40, 20, 20, 10, 10]
+    assert recipe("perl", "fast", shots=1).epochs == 1
+    images = perlclip.load_images(tree)
+    for some, epochs in ((range(0, 24, 2), 20), (range(0, 24, 8), 40)):  # four of each class, and one
+        few = replace(images.select(some), shots=None)
+        method = perlclip.create_method("perl", backbone, steps=1, depth=11)
+        found = perlclip.fit(method, few, lens="plain", head=False, thresholds=False, progress=False)
+        assert found.training["recipe"]["epochs"] == epochs
+    few = replace(few, shots=16)
+    assert perlclip.fit(method, few, head=False, thresholds=False, progress=False).training["recipe"]["epochs"] == 10
+
+
 def test_imagenet_runs_of_mmrl_have_five_epochs():
     chosen = recipe("mmrl", "original", dataset="imagenet")
     assert chosen.batch_size == 32

@@ -12,7 +12,7 @@ from perlclip import PerlclipError, Recipe
 from perlclip.data.toybox import load_toybox
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.regression import Ridge
-from perlclip.training import loop
+from perlclip.training import choose_head, loop
 from perlclip.training.choose_head import FIXED, SHARES, HeldOut, Said, choose
 from tests.cli.test_cli import run
 from tests.test_threads import pictures
@@ -156,11 +156,69 @@ def test_few_shots_are_held_out_in_turn(backbone, tree, monkeypatch, number, reh
     assert sizes == [3 * number] + [3 * number - held] * rehearsals and found.images == images
 
 
-def test_one_shot_has_fixed_numbers(backbone, tree):
+def test_one_shot_of_three_classes_has_fixed_numbers(backbone, tree):
+    """Half of them is one, which nothing is to be told from."""
     found = fitted(backbone, perlclip.train_val(perlclip.load_images(tree), shots=1)[0])
     fixed = FIXED[Discriminant]
     assert replace(found.choice, unseen=None) == fixed and found.head.scale == fixed.scale
     assert found.choice.sentence.startswith("too few shots to hold any out")
+
+
+@pytest.fixture(scope="module")
+def singles():
+    return load_toybox("blurred_shapes").train.few_shot(1, random.Random(1)).base()
+
+
+def test_with_one_shot_classes_are_left_out_instead(tiny, singles, monkeypatch):
+    """Each half of them in turn: trained on with its own names alone, and asked about by who has not seen them."""
+    trained, asked, complete, look = [], [], loop._Run.complete, choose_head.look_at
+
+    def keep(of, kept):
+        return lambda self, *inputs: (kept.append(of(self, *inputs)), complete(self, *inputs))[1]
+
+    monkeypatch.setattr(loop._Run, "complete", keep(lambda self, *_: self.train_set.class_names, trained))
+    monkeypatch.setattr(
+        choose_head,
+        "look_at",
+        lambda method, images, *more: (asked.append(images.class_names), look(method, images, *more))[1],
+    )
+    found = fitted(tiny, singles, lens="plain").choice
+    names = singles.class_names
+    assert trained[0] == names and set(trained[1]) | set(trained[2]) == set(names)
+    assert {len(trained[1]), len(trained[2])} == {len(names) // 2} and asked == [trained[2], trained[1]]
+    assert found.how == "classes left out" and found.images == len(singles) and found.chosen is None
+    assert (
+        replace(found, unseen=None, share=1, how="fixed", images=0, zero_shot=None, adapted=None) == FIXED[Discriminant]
+    )
+    assert (
+        f"zero-shot {found.zero_shot:.1f} %, adapted {found.adapted:.1f} %; the adapter answers with" in found.sentence
+    )
+
+
+def test_a_training_that_ruins_classes_left_out_has_no_say_about_one_shot(tiny, singles):
+    """Thoughts of noise make them less likely, whoever's they are."""
+
+    def train(fresh, part):
+        draw = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for p in fresh.parameters():
+                p.copy_(30 * torch.randn(p.shape, generator=draw))
+
+    method = perlclip.create_method("perl", tiny)
+    train(method, singles)
+    head, found, held = choose_head.choose_head(method.eval(), singles, train=train)
+    assert held is None and head.share == found.share == 0 and head.scale == FIXED[Discriminant].scale
+
+
+@pytest.mark.parametrize(("zero", "adapted", "share"), [(0.9, 0.5, 0.0), (0.5, 0.9, 1.0)])
+def test_halves_of_a_list_choose_one_share(zero, adapted, share):
+    """With an odd number of classes the lists are of different lengths."""
+    halves = []
+    for classes in (4, 3):
+        labels_N = torch.arange(60) % classes
+        logits = {"zero_NC": answers(labels_N, zero, classes), "adapted_NC": answers(labels_N, adapted, classes)}
+        halves.append(Said(labels_N=labels_N, scores_LNC=torch.zeros(0), **logits))
+    assert choose_head._best_share(halves, SHARES) == share
 
 
 def test_a_class_with_one_image_stays_in_every_rehearsal(backbone, shots):

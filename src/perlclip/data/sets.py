@@ -62,6 +62,11 @@ class ImageSet:
             groups.setdefault(int(label), []).append(index)
         return groups
 
+    @property
+    def shots_each(self) -> int:
+        """Images of a class: as many as were drawn, or else on average."""
+        return self.shots or round(len(self) / max(1, len(set(self.labels))))
+
     def sample(self, shots: int, rng: random.Random) -> list[int]:
         """Positions of `shots` images of each class, or of all of a smaller class: CoOp's sampling, to the file.
 
@@ -80,17 +85,18 @@ class ImageSet:
 
     def base(self) -> "ImageSet":
         """The first half of the classes (rounded up), the ones trained on in base-to-novel."""
-        return self._half(0, (len(self.class_names) + 1) // 2)
+        return self.of_classes(range((len(self.class_names) + 1) // 2))
 
     def novel(self) -> "ImageSet":
         """The second half of the classes, relabelled from 0."""
-        return self._half((len(self.class_names) + 1) // 2, len(self.class_names))
+        return self.of_classes(range((len(self.class_names) + 1) // 2, len(self.class_names)))
 
-    def _half(self, start: int, stop: int) -> "ImageSet":
-        kept = [i for i, label in enumerate(self.labels) if start <= label < stop]
-        part = self.select(kept)
-        labels = [label - start for label in part.labels]
-        return replace(part, labels=labels, class_names=self.class_names[start:stop])
+    def of_classes(self, chosen: Sequence[int]) -> "ImageSet":
+        """The images of some classes, relabelled in this order."""
+        place = {label: i for i, label in enumerate(chosen)}
+        part = self.select(i for i, label in enumerate(self.labels) if label in place)
+        names = tuple(self.class_names[label] for label in chosen)
+        return replace(part, labels=[place[label] for label in part.labels], class_names=names)
 
     def fingerprint(self) -> str:
         """SHA-256 over names, labels and image contents (file bytes or pixels): the data, not where it lies."""

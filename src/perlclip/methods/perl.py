@@ -84,6 +84,9 @@ RULES = [
     *(Rule(recipes=("extended",), backbone=name, changes={"lr": 3e-3}) for name in EMBEDDED),
     Rule(recipes=("strong",), settings={"readout": "mean", "loss_scale": 0.25, "center": CENTER}),
     *(Rule(recipes=("strong",), backbone=name, changes={"crop_scale": (0.8, 1.0)}) for name in EMBEDDED),
+    # The fewer shots, the more often each is looked at: ten epochs of one hardly move anything (docs/strong.md).
+    Rule(recipes=("strong",), shots=(1, 2), changes={"epochs": 40}),
+    Rule(recipes=("strong",), shots=(3, 4), changes={"epochs": 20}),
 ]
 
 

@@ -346,11 +346,17 @@ class Worker:
         self._read = dict(zip(there, found.images, strict=True))
         return found
 
+    def _new(self) -> Method:
+        """PERL, trained as with many shots: by more epochs for fewer labels somebody would wait four times as long."""
+        if isinstance(self.recipe, Recipe):
+            return create_method("perl", self.backbone)
+        return create_method("perl", self.backbone, recipe=self.recipe or default_recipe("perl"), shots=SHOTS)
+
     def _fit(self, some: ImageSet, **how: Any) -> FitResult:
         """PERL from its beginning. One method is trained again and again, as its recorded steps go with its tensors."""
-        made, kept = create_method("perl", self.backbone), self._gradients
+        made, kept = self._new(), self._gradients
         if kept is None or kept.classes != some.classes:
-            kept = self._gradients = Gradients(create_method("perl", self.backbone), some.classes)
+            kept = self._gradients = Gradients(self._new(), some.classes)
         _copy_parameters(made, kept.method)
         fitted = fit(kept.method, some, recipe=self.recipe, gradients=kept, **how)
         _copy_parameters(kept.method, made)

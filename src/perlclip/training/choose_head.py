@@ -4,7 +4,8 @@ Four numbers are chosen on shots that the answer in question has not seen: the h
 head in the sum, and the share of the adapted answer against zero-shot's. Where nothing but the head is trained, each
 shot in turn is left out, which is exact and costs no other fit. A trained method has seen its shots, and its
 answers to them are too good; so training is *rehearsed* on three quarters of them, and the rest is looked at; with
-fewer shots several times, each time without others. One shot of each class leaves nothing to look at: fixed numbers.
+fewer shots several times, each time without others. Of one shot of each class none can be left out: the numbers are
+fixed, and only the share is chosen, by what training on half of the classes does to the answers about the other half.
 What the image tower's middle adds (`heads.middle`) is chosen on top of that, on the same shots; what is said about
 classes that were not trained on, with classes left out (`choose_unseen`).
 
@@ -50,6 +51,7 @@ BESIDE = (1.0, 0.7, 0.5, 0.35)  # how much of the rest is left beside what the m
 CLEAR = 1.0  # standard errors of a difference by which accuracy overrules
 PART, REHEARSED = 4, 16  # a rehearsal holds out one shot of so many; up to so many shots are trained on in rehearsals
 IMAGES = 500  # at most, to choose on
+FEWEST = 4  # classes, for half of them to be left out
 
 Train = Callable[[Method, ImageSet], None]
 
@@ -74,6 +76,10 @@ class Said:
         one = {key: getattr(self, key)[place] for key in ("labels_N", "zero_NC", "adapted_NC")}
         middle_LNC = None if self.middle_LNC is None else self.middle_LNC[:, place]
         return {**one, "scores_LNC": self.scores_LNC[:, place], "middle_LNC": middle_LNC}
+
+    def texts(self, share: float) -> Tensor:
+        """So much of the adapted answer, the rest of zero-shot's, (N, C)."""
+        return (share * self.adapted_NC + (1 - share) * self.zero_NC).float()
 
     def answers(self, choice: "Choice") -> tuple[Tensor, Tensor]:
         """The logits of what was chosen, and those of its texts alone, (N, C) both."""
@@ -138,9 +144,12 @@ class Choice:
     @property
     def sentence(self) -> str:
         """For the screen."""
-        if self.chosen is None or self.zero_shot is None:
+        if self.zero_shot is None:
             return f"too few shots to hold any out; the adapter answers with: {self.answer}"
         adapted = f", adapted {self.adapted:.1f} %" if self.trained else ""
+        if self.chosen is None:
+            asked = f"accuracy on {self.images} shots when training left out their classes"
+            return f"{asked}: zero-shot {self.zero_shot:.1f} %{adapted}; the adapter answers with: {self.answer}"
         both = f", {self.answer} {self.chosen:.1f} %" if self.answer not in ("zero-shot", "adapted") else ""
         ending = "zero-shot is better: nothing adapted" if self.answer == "zero-shot" and self.trained else self.answer
         looked = " through the lens" * self.lensed
@@ -191,16 +200,18 @@ def choose_head(
     if solver is Discriminant and seen.middle_NF is not None:
         looked = Discriminant.of(seen.middle_NF, seen.labels_N, len(train_set.class_names))
     splits = list(_splits(train_set, seed))
-    rehearsing = train is not None and method.num_trainable > 0
+    rehearse = train if method.num_trainable > 0 else None
     held: HeldOut | None = None
     means_CE, near_N = class_means(seen.v0_NE, seen.labels_N, len(train_set.class_names))
     if not splits:
         choice = FIXED[solver]
+        if rehearse and len(train_set.by_class()) >= FEWEST:
+            choice = _between_classes(choice, method, train_set, rehearse, seed, workers)
     else:
         # No more are left out than are looked at.
         several = [i for places in _several(train_set) for i in places]
         left_out = [sorted(several)[i] for i in _spread(len(several), IMAGES)]
-        asked = [i for split in splits for i in split] if rehearsing else left_out
+        asked = [i for split in splits for i in split] if rehearse else left_out
 
         def without(places: Sequence[int]) -> dict[str, Any]:
             """What is said about shots of these places, each left out."""
@@ -214,11 +225,11 @@ def choose_head(
             **without(asked), v0_NE=seen.v0_NE[asked_n], near_N=near_N[asked_n], means_CE=means_CE,
             cosines_NC=seen.cosines_NC[asked_n],
         )  # fmt: skip
-        if train is None or not rehearsing:
+        if rehearse is None:
             choice = choose(alone, (1.0,), "each left out")
             held = None if method.num_trainable else alone  # what it was trained on was not held out
         else:
-            how = method, train_set, train, state, seen.frozen, seed, workers
+            how = method, train_set, rehearse, state, seen.frozen, seed, workers
             starts = accumulate(map(len, splits), initial=0)
             parts = (replace(alone, **alone.of(slice(a, b))) for a, b in pairwise(starts))
             held = _join([_rehearsed(split, part, *how) for split, part in zip(splits, parts, strict=True)])
@@ -257,13 +268,9 @@ def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = N
     """The numbers for what was held out; `every`: all shots, each left out, where only some were in a rehearsal."""
     held = held.some(IMAGES)
     labels_N, count = held.labels_N, len(held.labels_N)
-    zero_N, adapted_N = (logits_NC.argmax(-1) == labels_N for logits_NC in (held.zero_NC, held.adapted_NC))
-    mixed = {share: (share * held.adapted_NC + (1 - share) * held.zero_NC).float() for share in shares}
-    # Each at its best temperature: what is chosen is not the surer answer but the better one.
-    share = max(mixed, key=lambda share: max(logp_of(text * mixed[share], labels_N).mean().item() for text in TEXTS))
-    if 0.0 in shares and _clearly_better(zero_N, mixed[share].argmax(-1) == labels_N):
-        share = 0.0
-    parts = [_Part(held, mixed[share])]
+    share = _best_share([held], shares)
+    texts_NC = held.texts(share)
+    parts = [_Part(held, texts_NC)]
     if every is not None:
         parts += [_Part(held, held.zero_NC.float(), -1.0), _Part(every, every.zero_NC.float())]
     scales = held.solver.SCALES
@@ -272,17 +279,39 @@ def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = N
     at, s = divmod(int(likely_GS.argmax()), len(scales))
     (place, text), scale = grid[at], scales[s]
     sums = [part.sums(place, text, (scale,))[0] for part in parts]
-    alone_N, chosen_N, more = mixed[share].argmax(-1) == labels_N, sums[0].argmax(-1) == labels_N, Beyond()
+    alone_N, chosen_N, more = texts_NC.argmax(-1) == labels_N, sums[0].argmax(-1) == labels_N, Beyond()
     if held.middle_LNC is not None:
         more, chosen_N = _choose_middle(parts, sums)
     if not (scale or more.scale) or _clearly_better(alone_N, chosen_N):
         text, scale, chosen_N, more = 1.0, 0.0, alone_N, Beyond()  # texts alone keep their own scale
-    percent = [100 * right_N.double().mean().item() for right_N in (zero_N, adapted_N, chosen_N)]
+    zero_N, adapted_N = (held.texts(each).argmax(-1) == labels_N for each in (0.0, 1.0))
+    percent = [_percent(right_N) for right_N in (zero_N, adapted_N, chosen_N)]
     return Choice(
         strength=held.solver.STRENGTHS[place], text=more.beside * text, scale=more.beside * scale, share=share, how=how,
         images=count, beside=more.beside, middle=more.scale, middle_strength=more.strength,
         zero_shot=percent[0], adapted=percent[1], chosen=percent[2],
     )  # fmt: skip
+
+
+def _best_share(asked: Sequence[Said], shares: Sequence[float]) -> float:
+    """Of the adapted answer, by the texts alone, each mixture at its best temperature: not the surer, the better."""
+
+    def likely(share: float) -> float:
+        by_text = ([logp_of(text * each.texts(share), each.labels_N) for each in asked] for text in TEXTS)
+        return max(torch.cat(logp).mean().item() for logp in by_text)
+
+    share = max(shares, key=likely)
+    clear = 0.0 in shares and _clearly_better(*(_right(asked, each) for each in (0.0, share)))
+    return 0.0 if clear else share
+
+
+def _right(asked: Sequence[Said], share: float) -> Tensor:
+    """Which images' classes a mixture of the texts finds."""
+    return torch.cat([each.texts(share).argmax(-1) == each.labels_N for each in asked])
+
+
+def _percent(right_N: Tensor) -> float:
+    return 100 * right_N.double().mean().item()
 
 
 @dataclass(frozen=True)
@@ -383,9 +412,7 @@ def _rehearsed(
     Features that training does not change have been left out exactly: `alone` has these scores.
     """
     held, rest = train_set.select(split), train_set.select(sorted(set(range(len(train_set))) - set(split)))
-    with Seeded(seed):
-        fresh = type(method)(method.backbone, method.config)
-    train(fresh.to(method.backbone.device), rest)
+    fresh = _fresh(method, train, rest, seed)
     state = copy(state)  # what it has encoded is the trained method's
     seen = look_at(fresh, held, state, workers)
     if frozen:
@@ -396,6 +423,33 @@ def _rehearsed(
         solutions = [fitted.solution(strength) for strength in alone.solver.STRENGTHS]
         scores_LNC = torch.stack([seen.features_NF.double() @ weight.T + bias for weight, bias in solutions])
     return replace(alone, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC, cosines_NC=seen.cosines_NC)
+
+
+def _between_classes(
+    choice: Choice, method: Method, train_set: ImageSet, train: Train, seed: int, workers: int
+) -> Choice:
+    """The share, with one shot of each class: training that hurts classes left out is not trusted."""
+    there = sorted(train_set.by_class())
+    order, asked = random.Random(f"rehearsal {seed}").sample(there, len(there)), []
+    for stay, left in ((order[::2], order[1::2]), (order[1::2], order[::2])):
+        fresh = _fresh(method, train, train_set.of_classes(stay), seed)
+        others = train_set.of_classes(left)
+        seen = look_at(fresh, others, fresh.class_state(others.classes), workers)
+        said = {key: getattr(seen, key) for key in ("labels_N", "zero_NC", "adapted_NC")}
+        asked.append(Said(**said, scores_LNC=seen.zero_NC.new_zeros(0)))
+    zero_shot, adapted = (_percent(_right(asked, share)) for share in (0.0, 1.0))
+    return replace(
+        choice, share=_best_share(asked, SHARES), how="classes left out", images=len(train_set),
+        zero_shot=zero_shot, adapted=adapted,
+    )  # fmt: skip
+
+
+def _fresh(method: Method, train: Train, images: ImageSet, seed: int) -> Method:
+    """Another of its kind, trained on these."""
+    with Seeded(seed):
+        fresh = type(method)(method.backbone, method.config)
+    train(fresh.to(method.backbone.device), images)
+    return fresh
 
 
 def _join(parts: Sequence[HeldOut]) -> HeldOut:

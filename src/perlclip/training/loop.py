@@ -138,7 +138,7 @@ def fit(
         raise PerlclipError("the training set has no images")
     train_set, _ = readable(train_set, progress=progress)  # now, not in the middle of the training
     alone, began = head and not method.num_trainable, time.perf_counter()
-    name, found = ("", Recipe()) if alone else _resolve(method, recipe, dataset, train_set.shots or 0)
+    name, found = ("", Recipe()) if alone else _resolve(method, recipe, dataset, train_set.shots_each)
     if gradients and (gradients.method is not method or gradients.classes != train_set.classes):
         raise PerlclipError("the gradients given are those of another method or of other classes")
     path = Path(checkpoint) if checkpoint else None
@@ -174,10 +174,13 @@ def fit(
 
         # Fresh methods, so that an interrupt or another initialisation of this one cannot change what is chosen.
         def rehearsal(fresh: Method, part: ImageSet) -> None:
-            shorter = replace(found, epochs=max(1, found.epochs // 2))  # which answer is better shows early
+            # Which answer is better shows in half of the epochs; with half of the classes that is half of the steps.
+            whole = part.classes == run.class_state.classes
+            shorter = replace(found, epochs=max(1, found.epochs // 2)) if whole else found
             if fresh.center:
                 fresh.take_center(center_of(fresh, part, workers))
-            own = Gradients(fresh, part.classes, compile, copy(run.class_state), keep=False)
+            state = copy(run.class_state) if whole else None
+            own = Gradients(fresh, part.classes, compile, state, keep=False)
             _Run(part, shorter, seed, own).complete(None, workers, progress, "rehearsal")
 
         made, choice, held = choose_head(
