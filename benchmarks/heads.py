@@ -37,7 +37,7 @@ from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.regression import Ridge
 from perlclip.heads.unseen import NewClasses, Unseen, means_of
 from perlclip.methods.parts import CENTER
-from perlclip.training.choose_head import FIXED, Choice, Said, choose
+from perlclip.training.choose_head import FEW, FIXED, Choice, Said, choose
 from perlclip.training.choose_unseen import PLAIN, choose_unseen
 
 SEEDS = (1, 2, 3)
@@ -102,7 +102,7 @@ class Case:
             scores_LNC=found.left_out(solver.STRENGTHS, every),
             middle_LNC=middle.left_out(middle.STRENGTHS, every) if middle else None,
         )  # fmt: skip
-        return choose(said, (1.0,), "each left out")
+        return choose(said, (1.0,), "each left out", few=solver is Discriminant and len(self.y_N) < FEW * self.base)
 
     def _right(
         self, choice: Choice, found: Ridge | Discriminant | None, unseen: Unseen | None,

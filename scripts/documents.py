@@ -382,6 +382,29 @@ def centers() -> str:
     return table(["share", *(f"{suite}: {kind}" for suite in found for kind in kinds)], rows)
 
 
+def few() -> str:
+    """PERL trained on few shots, by epochs: centered, mean of steps, over the sets on which all of them were tried."""
+    suites = {suite: read(STRONG / f"few-{suite}.csv") for suite in ("toybox", "photographs")}
+    rows = []
+    for shots in ("1", "4"):
+        for title, setting, step in (
+            ("zero-shot CLIP, centered", "epochs 10", "step 0"),
+            *((f"{n} epochs", f"epochs {n}", "probabilities") for n in (10, 20, 40, 80)),
+        ):
+            cells = []
+            for lines in suites.values():
+                by_part: dict[str, dict[str, float]] = {}
+                for row in lines:
+                    if (row["shots"], row["setting"], row["readout"]) == (shots, setting, f"{step}, center 0.75"):
+                        by_part.setdefault(row["part"], {})[row["set"]] = float(row["accuracy"])
+                wanted = {row["set"] for row in lines if row["shots"] == shots}
+                values = [fmean(by_part[half].values()) for half in HALVES if by_part.get(half, {}).keys() == wanted]
+                cells.append(f"{values[0]:.1f} / {values[1]:.1f} / {harmonic_mean(values):.1f}" if values else "–")
+            if set(cells) != {"–"}:
+                rows.append([shots, title, *cells])
+    return table(["shots", "", *suites], rows)
+
+
 def _lens_lines(suite: str) -> list[Row]:
     """Of benchmarks/lenses.py."""
     return read(STRONG / f"lenses-{suite}.csv")
@@ -450,6 +473,7 @@ def fewer_shots(file: str, *sets: str) -> Callable[[], str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "centers": centers,
+    "few": few,
     "heads": heads,
     "lenses": lenses,
     "lens-sets": lambda: lens_sets("toybox", "photographs"),

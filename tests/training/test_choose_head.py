@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
@@ -93,6 +94,33 @@ def test_numbers_are_chosen_on_all_shots_and_not_on_the_few_held_out():
     # Adapted texts that are better than zero-shot's have more weight than zero-shot's would have.
     better = choose(replace(same, adapted_NC=9.0 * F.one_hot(labels_N[:24], 4)), (1.0,), "", every)
     assert better.text / max(better.scale, 1e-9) > found.text / found.scale
+
+
+def test_a_few_shots_that_a_head_knows_by_chance_do_not_make_it_loud():
+    """Scores of pure noise: the luckiest of its numbers stay near the fixed ones."""
+    draw, fixed = torch.Generator().manual_seed(0), FIXED[Discriminant]
+    loud = {False: [], True: []}
+    for _ in range(20):
+        labels_N = torch.arange(24) % 12
+        zero_NC = 3.0 * F.one_hot(labels_N, 12) + torch.randn(24, 12, generator=draw)
+        scores_LNC = 4 * torch.randn(len(Discriminant.STRENGTHS), 24, 12, generator=draw)
+        said = Said(labels_N=labels_N, zero_NC=zero_NC, adapted_NC=zero_NC, scores_LNC=scores_LNC, solver=Discriminant)
+        for few, found in loud.items():
+            choice = choose(said, (1.0,), "", few=few)
+            found.append(max(choice.scale / choice.text, fixed.scale))
+    assert max(loud[True]) <= max(loud[False]) / 4 and fmean(loud[True]) < fmean(loud[False])
+    useful = replace(said, scores_LNC=(40.0 * F.one_hot(labels_N, 12)).expand_as(scores_LNC), zero_NC=0 * zero_NC)
+    assert choose(useful, (1.0,), "", few=True).scale > 2 * fixed.scale, "what they say clearly is heard"
+
+
+@pytest.mark.parametrize(("number", "few"), [(4, True), (5, False)])
+def test_fewer_than_five_shots_of_a_class_are_few(tiny, monkeypatch, number, few):
+    heard, choosing = [], choose_head.choose
+    monkeypatch.setattr(choose_head, "choose", lambda *a, few, **k: (heard.append(few), choosing(*a, few=few, **k))[1])
+    train = load_toybox("noisy_shapes").train.few_shot(number, random.Random(1)).base()
+    for name in ("gaussian", "ridge"):
+        perlclip.fit(perlclip.create_method(name, tiny), train, lens="plain")
+    assert heard == [few, False], "ridge regression's few numbers choose as they did"
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ CHECKPOINT = "checkpoint.safetensors"
 @click.option(
     "--rehearse/--no-rehearse",
     default=True,
-    help="Train on three quarters of the shots as well, to choose the head by.",
+    help="Train on a part of the shots as well, to choose the head by.",
 )
 @click.option("--check", is_flag=True, help="Warn of labels that are probably wrong, as `perlclip check` finds them.")
 @click.option("--resume", is_flag=True, help="Go on from an interrupted training in --out, if there is one.")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, product
-from math import sqrt
+from math import log2, sqrt
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -52,6 +52,7 @@ CLEAR = 1.0  # standard errors of a difference by which accuracy overrules
 PART, REHEARSED = 4, 16  # a rehearsal holds out one shot of so many; up to so many shots are trained on in rehearsals
 IMAGES = 500  # at most, to choose on
 FEWEST = 4  # classes, for half of them to be left out
+FEW, PULL = 5, 0.25  # with fewer shots of a class Gaussians' numbers stay near `FIXED`: nats for a doubling, squared
 
 Train = Callable[[Method, ImageSet], None]
 
@@ -212,6 +213,7 @@ def choose_head(
         several = [i for places in _several(train_set) for i in places]
         left_out = [sorted(several)[i] for i in _spread(len(several), IMAGES)]
         asked = [i for split in splits for i in split] if rehearse else left_out
+        few = solver is Discriminant and len(train_set) < FEW * len(train_set.by_class())
 
         def without(places: Sequence[int]) -> dict[str, Any]:
             """What is said about shots of these places, each left out."""
@@ -226,7 +228,7 @@ def choose_head(
             cosines_NC=seen.cosines_NC[asked_n],
         )  # fmt: skip
         if rehearse is None:
-            choice = choose(alone, (1.0,), "each left out")
+            choice = choose(alone, (1.0,), "each left out", few=few)
             held = None if method.num_trainable else alone  # what it was trained on was not held out
         else:
             how = method, train_set, rehearse, state, seen.frozen, seed, workers
@@ -234,7 +236,7 @@ def choose_head(
             parts = (replace(alone, **alone.of(slice(a, b))) for a, b in pairwise(starts))
             held = _join([_rehearsed(split, part, *how) for split, part in zip(splits, parts, strict=True)])
             every = Said(**without(left_out)) if seen.frozen and len(asked) < len(left_out) else None
-            choice = choose(held, SHARES, "rehearsal", every)
+            choice = choose(held, SHARES, "rehearsal", every, few=few)
     unseen, among, offset = None, 0.0, 0.0
     if solver is Discriminant:
         read = (seen.middle_NF, choice.middle_strength) if choice.middle and seen.middle_NF is not None else None
@@ -264,8 +266,11 @@ def _middle(method: Method, looked: Discriminant, choice: Choice, among: float, 
 
 
 @one_thread()
-def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = None) -> Choice:
-    """The numbers for what was held out; `every`: all shots, each left out, where only some were in a rehearsal."""
+def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = None, *, few: bool = False) -> Choice:
+    """The numbers for what was held out; `every`: all shots, each left out, where only some were in a rehearsal.
+
+    Of so many numbers some do well on a `few` shots by chance: there they are held to those fixed for one shot.
+    """
     held = held.some(IMAGES)
     labels_N, count = held.labels_N, len(held.labels_N)
     share = _best_share([held], shares)
@@ -273,15 +278,17 @@ def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = N
     parts = [_Part(held, texts_NC)]
     if every is not None:
         parts += [_Part(held, held.zero_NC.float(), -1.0), _Part(every, every.zero_NC.float())]
-    scales = held.solver.SCALES
+    scales, fixed = held.solver.SCALES, FIXED[held.solver]
+    pull = PULL / len(parts[-1].said.labels_N) if few else 0.0
     grid = list(product(range(len(held.solver.STRENGTHS)), TEXTS))
     likely_GS = torch.stack([_likely(parts, [part.sums(*point, scales) for part in parts]) for point in grid])
-    at, s = divmod(int(likely_GS.argmax()), len(scales))
+    text_G1 = _doublings([text for _, text in grid], fixed.text)[:, None]
+    at, s = divmod(int((likely_GS - pull * (text_G1 + _doublings(scales, fixed.scale))).argmax()), len(scales))
     (place, text), scale = grid[at], scales[s]
     sums = [part.sums(place, text, (scale,))[0] for part in parts]
     alone_N, chosen_N, more = texts_NC.argmax(-1) == labels_N, sums[0].argmax(-1) == labels_N, Beyond()
     if held.middle_LNC is not None:
-        more, chosen_N = _choose_middle(parts, sums)
+        more, chosen_N = _choose_middle(parts, sums, pull)
     if not (scale or more.scale) or _clearly_better(alone_N, chosen_N):
         text, scale, chosen_N, more = 1.0, 0.0, alone_N, Beyond()  # texts alone keep their own scale
     zero_N, adapted_N = (held.texts(each).argmax(-1) == labels_N for each in (0.0, 1.0))
@@ -347,9 +354,9 @@ class Beyond(NamedTuple):
     strength: float = STRENGTH
 
 
-def _choose_middle(parts: Sequence[_Part], sums: Sequence[Tensor]) -> tuple[Beyond, Tensor]:
+def _choose_middle(parts: Sequence[_Part], sums: Sequence[Tensor], pull: float) -> tuple[Beyond, Tensor]:
     """The numbers, and what of the first part is right then."""
-    scales_S11 = torch.tensor(MIDDLES)[:, None, None]
+    scales_S11, far_S = torch.tensor(MIDDLES)[:, None, None], _doublings(MIDDLES, FIXED[Discriminant].middle)
     found = []
     for place, strength in enumerate(Discriminant.STRENGTHS):
         for beside in BESIDE:
@@ -358,11 +365,17 @@ def _choose_middle(parts: Sequence[_Part], sums: Sequence[Tensor]) -> tuple[Beyo
                 for part, both_NC in zip(parts, sums, strict=True)
                 if part.said.middle_LNC is not None
             ]
-            best, at = _likely(parts, all_sums).max(0)
+            best, at = (_likely(parts, all_sums) - pull * (far_S + log2(beside) ** 2)).max(0)
             right_N = all_sums[0][at].argmax(-1) == parts[0].said.labels_N
             found.append((best.item(), Beyond(beside, MIDDLES[int(at)], strength), right_N))
     _, numbers, right_N = max(found, key=lambda each: each[0])
     return numbers, right_N
+
+
+def _doublings(numbers: Sequence[float], fixed: float) -> Tensor:
+    """How far from the fixed one, squared; 0 is half of the least."""
+    least = min(number for number in numbers if number)
+    return torch.tensor([log2((number or least / 2) / fixed) ** 2 for number in numbers])
 
 
 def logp_of(logits_XNC: Tensor, labels_N: Tensor) -> Tensor:

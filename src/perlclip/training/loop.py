@@ -111,9 +111,9 @@ def fit(
     """Train a method's own parameters on labelled images.
 
     A recipe is `fast` (one epoch), `original` (the authors' own, if need be for one `dataset` of CoOp's fifteen),
-    `strong` (PERL's default, ours), or one of your own; the default is the one the method was created for, or else
-    `strong` or `original`. A recipe whose settings the method does not have is refused. PERL's thresholds for
-    adaptive thinking are set at the end, unless `thresholds=False`.
+    `strong` (PERL's default, ours, with more epochs for few shots), or one of your own; the default is the one the
+    method was created for, or else `strong` or `original`. A recipe whose settings the method does not have is
+    refused. PERL's thresholds for adaptive thinking are set at the end, unless `thresholds=False`.
 
     `lens="auto"` chooses how images are shown to the frozen tower, by the shots: as they are, or through one of
     `perlclip.backbone.LENSES` (`choose_lens`). Another name is that lens. A method that was made with a lens keeps it,
@@ -121,9 +121,10 @@ def fit(
 
     Unless `head=False`, the result has a head for the classes trained on, or a mixture with zero-shot's answer, or
     neither, whatever is best for shots held out: see `choose_head`. For that, a method that trains is trained again, on
-    three quarters of the shots and for half of the epochs; with `rehearse=False` it is not, and zero-shot is no
-    candidate. Of a method that has nothing to train, as `ridge`, the head is all that is made. The same
-    shots held out say how sure answers may be (`Trust`), where there are any: see docs/trust.md.
+    three quarters of the shots and for half of the epochs, or where each class has one, on half of the classes; with
+    `rehearse=False` it is not, and zero-shot is no candidate. Of a method that has nothing to train, as `ridge`, the
+    head is all that is made. The same shots held out say how sure answers may be (`Trust`), where there are any: see
+    docs/trust.md.
 
     `compile="auto"` replays steps as CUDA graphs where there is CUDA, and "off" does not; `gradients` holds such graphs
     of this very method and these classes, made with a `compile` of their own, for its next training. A backbone in
