@@ -96,7 +96,7 @@ ROUNDS: dict[str, dict[str, Setting]] = {
     "few": {f"epochs {epochs}": replace(TEN, epochs=epochs) for epochs in (10, 20, 40, 80)},
 }
 CENTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the shots' mean embedding taken off images before they meet texts
-SHARES = {"center": CENTERS, "few": (0.0, 0.75)}  # of rounds that look at more than 0
+SHARES = {"center": CENTERS, "few": (0.75,)}  # of rounds that look at more than 0
 COLUMNS = ("set", "shots", "setting", "seed", "part", "readout", "accuracy", "images")
 
 
