@@ -5,6 +5,7 @@ import os
 import random
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,16 @@ def test_halves_are_the_first_classes_rounded_up():
     assert (base.class_names, novel.class_names) == (("a", "b", "c"), ("d", "e"))
     assert base.labels == [0, 0, 1, 1, 2, 2] and novel.labels == [0, 0, 1, 1]
     assert novel.images == ["3/0", "3/1", "4/0", "4/1"]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_labels_may_be_numbers_of_any_kind(kind):
+    """Classes can be picked, and the images of one counted, on average where nobody says how many were drawn."""
+    pool = numbered({"a": 2, "b": 5, "c": 2})
+    pool = replace(pool, labels=kind(pool.labels))
+    some = pool.of_classes([2, 0])
+    assert (some.class_names, some.labels, len(pool.novel())) == (("c", "a"), [1, 1, 0, 0], 2)
+    assert (pool.shots_each, some.shots_each, replace(pool, shots=16).shots_each) == (3, 2, 16)
 
 
 def test_labels_follow_the_adapters_order():

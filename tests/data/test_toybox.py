@@ -29,6 +29,7 @@ from perlclip.data.toybox import (
     toybox_names,
 )
 from perlclip.data.toybox.draws import Draws
+from perlclip.data.toybox.render import _root
 from perlclip.data.toybox.shifts import CANVAS_SHIFTS, PICTURE_SHIFTS, SCENE_SHIFTS
 from perlclip.data.toybox.world import ATTRIBUTES, COLOURS, HELD_OUT_RULES, SHAPES, TEXTURES
 from perlclip.errors import PerlclipError
@@ -103,6 +104,12 @@ def test_size_is_an_argument() -> None:
 def test_the_gpu_draws_the_same_pictures() -> None:
     on_gpu = render(sample_scenes(500, seed=3, device="cuda")).cpu()
     assert (on_gpu.int() - render(sample_scenes(500, seed=3)).int()).abs().max() <= 1
+
+
+def test_square_roots_are_rounded_correctly() -> None:
+    """As IEEE 754 has it: the nearest of a root in higher precision."""
+    x = torch.rand(100_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(_root(x), x.double().sqrt().float())
 
 
 @pytest.mark.parametrize("other", [{"ATEN_CPU_CAPABILITY": "default"}, {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}])

@@ -6,6 +6,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import perlclip
@@ -139,6 +140,22 @@ def test_a_training_can_be_stopped_and_a_label_does_not_wait_for_it(studio, tmp_
         worker.ask("stop")
         until(lambda: not worker.status.task)
         assert worker.perl is None and not worker.status.error
+
+
+@pytest.mark.parametrize("recipe", [None, "strong", "fast"])
+def test_a_refit_of_few_labels_has_no_more_epochs_than_one_of_many(studio, tmp_path, tree, recipe):
+    """Somebody waits for it; and it answers as whatever `fit` makes by that recipe."""
+    few = perlclip.load_images(tree).select(range(0, 24, 8))
+    with studio(draw(tmp_path / "images", 2), recipe=recipe) as (_, worker):
+        fitted = worker._fit(few, lens="plain", head=False, thresholds=False)
+    assert fitted.training["recipe"]["epochs"] == (1 if recipe == "fast" else 10)
+    own = perlclip.create_method("perl", worker.backbone, recipe=recipe or "strong")
+    same = perlclip.Recipe(**fitted.settings["recipe"])
+    alone = perlclip.fit(own, few, recipe=same, lens="plain", head=False, thresholds=False, progress=False)
+    assert fitted.method.config == alone.method.config
+    learned = fitted.method.learned()
+    assert learned.keys() == alone.method.learned().keys()
+    assert all(torch.equal(learned[name], numbers) for name, numbers in alone.method.learned().items())
 
 
 def test_a_refit_reads_only_what_is_new_and_equals_a_first_one(studio, tmp_path, monkeypatch):

@@ -121,6 +121,8 @@ def test_fewer_than_five_shots_of_a_class_are_few(tiny, monkeypatch, number, few
     for name in ("gaussian", "ridge"):
         perlclip.fit(perlclip.create_method(name, tiny), train, lens="plain")
     assert heard == [few, False], "ridge regression's few numbers choose as they did"
+    fitted(tiny, train.select(range(3 * number)), lens="plain")
+    assert heard[2:] == [few], "nor otherwise in a rehearsal"
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +249,30 @@ def test_halves_of_a_list_choose_one_share(zero, adapted, share):
         logits = {"zero_NC": answers(labels_N, zero, classes), "adapted_NC": answers(labels_N, adapted, classes)}
         halves.append(Said(labels_N=labels_N, scores_LNC=torch.zeros(0), **logits))
     assert choose_head._best_share(halves, SHARES) == share
+
+
+def test_a_rehearsal_has_half_of_the_epochs_however_names_are_spelt(backbone, shots, monkeypatch):
+    """CLIP reads them without curly quotes; one of half of the classes has all, as those are half of the steps."""
+    epochs, complete = [], loop._Run.complete
+    monkeypatch.setattr(
+        loop._Run, "complete", lambda self, *inputs: (epochs.append(self.recipe.epochs), complete(self, *inputs))[1]
+    )
+    named = replace(shots, class_names=("bird’s nest", *shots.class_names[1:]))
+    fitted(backbone, named, recipe=replace(QUICK, epochs=2))
+    assert epochs == [2, 1, 1, 1, 1]
+
+
+def test_with_one_shot_of_most_classes_each_class_counts_once(tiny, singles):
+    """However many images the others have."""
+    more = load_toybox("blurred_shapes").train.base()
+    many = [i for i, label in enumerate(more.labels) if label == 0][:5]
+    mostly = replace(
+        singles,
+        images=[*singles.images, *(more.images[i] for i in many)],
+        labels=[*singles.labels, *(0 for _ in many)],
+    )
+    found = fitted(tiny, mostly, lens="plain").choice
+    assert found.how == "classes left out" and found.images == len(singles)
 
 
 def test_a_class_with_one_image_stays_in_every_rehearsal(backbone, shots):

@@ -130,7 +130,7 @@ def fit(
         return
     recipe, dataset = recipe or default_recipe(method), published_name(data)
     dataset = dataset if dataset in ruled_datasets() else ""
-    number = shots or train.shots_each
+    number = train.shots_each
     chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset, number)[0], **given)
     loaded = load()
     clock("loading the backbone")

@@ -65,7 +65,7 @@ class ImageSet:
     @property
     def shots_each(self) -> int:
         """Images of a class: as many as were drawn, or else on average."""
-        return self.shots or round(len(self) / max(1, len(set(self.labels))))
+        return self.shots or round(len(self) / max(1, len(self.by_class())))
 
     def sample(self, shots: int, rng: random.Random) -> list[int]:
         """Positions of `shots` images of each class, or of all of a smaller class: CoOp's sampling, to the file.
@@ -94,7 +94,7 @@ class ImageSet:
     def of_classes(self, chosen: Sequence[int]) -> "ImageSet":
         """The images of some classes, relabelled in this order."""
         place = {label: i for i, label in enumerate(chosen)}
-        part = self.select(i for i, label in enumerate(self.labels) if label in place)
+        part = self.select(i for i, label in enumerate(self.labels) if int(label) in place)
         names = tuple(self.class_names[label] for label in chosen)
         return replace(part, labels=[place[label] for label in part.labels], class_names=names)
 

@@ -418,6 +418,9 @@ class Worker:
 
 @torch.no_grad()
 def _copy_parameters(source: Method, target: Method) -> None:
+    """And the center of images, where there is one."""
     for theirs, ours in zip(source.parameters(), target.parameters(), strict=True):
         ours.copy_(theirs)
+    if source.center_E is not None and target.center_E is not None:
+        target.center_E.copy_(source.center_E)
     target.changed()

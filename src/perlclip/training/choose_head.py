@@ -148,12 +148,12 @@ class Choice:
         if self.zero_shot is None:
             return f"too few shots to hold any out; the adapter answers with: {self.answer}"
         adapted = f", adapted {self.adapted:.1f} %" if self.trained else ""
+        looked = " through the lens" * self.lensed
         if self.chosen is None:
-            asked = f"accuracy on {self.images} shots when training left out their classes"
-            return f"{asked}: zero-shot {self.zero_shot:.1f} %{adapted}; the adapter answers with: {self.answer}"
+            asked = f"accuracy on {self.images} shots when training left out their classes: zero-shot{looked}"
+            return f"{asked} {self.zero_shot:.1f} %{adapted}; the adapter answers with: {self.answer}"
         both = f", {self.answer} {self.chosen:.1f} %" if self.answer not in ("zero-shot", "adapted") else ""
         ending = "zero-shot is better: nothing adapted" if self.answer == "zero-shot" and self.trained else self.answer
-        looked = " through the lens" * self.lensed
         seen = f"held-out accuracy on {self.images} shots ({self.how}): zero-shot{looked} {self.zero_shot:.1f} %"
         return f"{seen}{adapted}{both}; the adapter answers with: {ending}"
 
@@ -213,7 +213,7 @@ def choose_head(
         several = [i for places in _several(train_set) for i in places]
         left_out = [sorted(several)[i] for i in _spread(len(several), IMAGES)]
         asked = [i for split in splits for i in split] if rehearse else left_out
-        few = solver is Discriminant and len(train_set) < FEW * len(train_set.by_class())
+        few = solver is Discriminant and train_set.shots_each < FEW
 
         def without(places: Sequence[int]) -> dict[str, Any]:
             """What is said about shots of these places, each left out."""
@@ -442,17 +442,18 @@ def _between_classes(
     choice: Choice, method: Method, train_set: ImageSet, train: Train, seed: int, workers: int
 ) -> Choice:
     """The share, with one shot of each class: training that hurts classes left out is not trusted."""
-    there = sorted(train_set.by_class())
+    first = {label: places[0] for label, places in train_set.by_class().items()}  # some may have more than one
+    there, ones = sorted(first), train_set.select(first.values())
     order, asked = random.Random(f"rehearsal {seed}").sample(there, len(there)), []
     for stay, left in ((order[::2], order[1::2]), (order[1::2], order[::2])):
         fresh = _fresh(method, train, train_set.of_classes(stay), seed)
-        others = train_set.of_classes(left)
+        others = ones.of_classes(left)
         seen = look_at(fresh, others, fresh.class_state(others.classes), workers)
         said = {key: getattr(seen, key) for key in ("labels_N", "zero_NC", "adapted_NC")}
         asked.append(Said(**said, scores_LNC=seen.zero_NC.new_zeros(0)))
     zero_shot, adapted = (_percent(_right(asked, share)) for share in (0.0, 1.0))
     return replace(
-        choice, share=_best_share(asked, SHARES), how="classes left out", images=len(train_set),
+        choice, share=_best_share(asked, SHARES), how="classes left out", images=len(ones),
         zero_shot=zero_shot, adapted=adapted,
     )  # fmt: skip
 

@@ -176,7 +176,7 @@ def fit(
         # Fresh methods, so that an interrupt or another initialisation of this one cannot change what is chosen.
         def rehearsal(fresh: Method, part: ImageSet) -> None:
             # Which answer is better shows in half of the epochs; with half of the classes that is half of the steps.
-            whole = part.classes == run.class_state.classes
+            whole = part.classes == train_set.classes
             shorter = replace(found, epochs=max(1, found.epochs // 2)) if whole else found
             if fresh.center:
                 fresh.take_center(center_of(fresh, part, workers))
