@@ -399,7 +399,7 @@ def few() -> str:
                         by_part.setdefault(row["part"], {})[row["set"]] = float(row["accuracy"])
                 wanted = {row["set"] for row in lines if row["shots"] == shots}
                 values = [fmean(by_part[half].values()) for half in HALVES if by_part.get(half, {}).keys() == wanted]
-                cells.append(f"{values[0]:.1f} / {values[1]:.1f} / {harmonic_mean(values):.1f}" if values else "–")
+                cells.append(f"{values[0]:.1f} / {values[1]:.1f} / {harmonic_mean(values):.1f}" if values[1:] else "–")
             if set(cells) != {"–"}:
                 rows.append([shots, title, *cells])
     return table(["shots", "", *suites], rows)
