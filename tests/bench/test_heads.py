@@ -50,7 +50,8 @@ def test_a_head_is_counted_recorded_and_saved(records, store):
     assert ridge["parameters"] == classes * 129
     home = store.folder / f"base-to-novel/little/{SET}/coop-fast-4shot-seed1-head"
     numbers = with_head["parameters"] - without["parameters"]
-    assert numbers == read_info(home)["head"]["numbers"] and numbers % 128 == 0 and numbers > classes * 128
+    assert numbers == read_info(home)["head"]["numbers"] and numbers > classes * 128
+    assert numbers % 128 in (0, classes), "what is read half way up has a bias for each class"
     assert (
         with_head["metrics"]["novel"] == without["metrics"]["novel"] or with_head["head"]["answer"] != "adapted + head"
     )
