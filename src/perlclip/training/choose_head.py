@@ -448,7 +448,7 @@ def _between_classes(
     for stay, left in ((order[::2], order[1::2]), (order[1::2], order[::2])):
         fresh = _fresh(method, train, train_set.of_classes(stay), seed)
         others = ones.of_classes(left)
-        seen = look_at(fresh, others, fresh.class_state(others.classes), workers)
+        seen = look_at(fresh, others, fresh.class_state(others.classes, novel=True), workers)
         said = {key: getattr(seen, key) for key in ("labels_N", "zero_NC", "adapted_NC")}
         asked.append(Said(**said, scores_LNC=seen.zero_NC.new_zeros(0)))
     zero_shot, adapted = (_percent(_right(asked, share)) for share in (0.0, 1.0))
