@@ -133,9 +133,9 @@ def shots(folder: Path) -> bytes:
             panel.set_xticks(counts, [str(count) for count in counts])
             drawn |= {str(line.get_label()): line for line in panel.get_lines()}
         there = [row for row in rows if row in drawn]
-        figure.legend([drawn[row] for row in there], there, loc="outside lower center", ncols=-(-len(there) // 2))
+        figure.legend([drawn[row] for row in there], there, loc="outside lower center", ncols=-(-len(there) // 3))
 
-    return draw("shots", "", (13, 4.4), paint).png
+    return draw("shots", "", (13, 4.8), paint).png
 
 
 EXAMPLES = (("noisy_shapes", "smooth"), ("negative_toys", "negative"), ("cluttered_toys", "near"))
