@@ -38,7 +38,7 @@ from perlclip.heads.unseen import Unseen
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.seeding import Seeded
 from perlclip.threads import one_thread
-from perlclip.training.choose_unseen import choose_unseen
+from perlclip.training.choose_unseen import FEWEST, choose_unseen
 from perlclip.training.shots import FEATURES, Seen, look_at
 from perlclip.trust.rejection import class_means
 
@@ -51,7 +51,6 @@ BESIDE = (1.0, 0.7, 0.5, 0.35)  # how much of the rest is left beside what the m
 CLEAR = 1.0  # standard errors of a difference by which accuracy overrules
 PART, REHEARSED = 4, 16  # a rehearsal holds out one shot of so many; up to so many shots are trained on in rehearsals
 IMAGES = 500  # at most, to choose on
-FEWEST = 4  # classes, for half of them to be left out
 FEW, PULL = 5, 0.25  # with fewer shots of a class Gaussians' numbers stay near `FIXED`: nats for a doubling, squared
 
 Train = Callable[[Method, ImageSet], None]
