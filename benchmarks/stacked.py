@@ -29,6 +29,7 @@ from perlclip.methods.registry import find_recipe
 
 BATCH = 4
 SIDES = ("vision", "text")
+OWN_BIASES = 3  # the last serves all later steps: without the LayerNorm's scale and shift, 6,402 numbers on ViT-B/16
 WEIGHTS = ("loss_scale", "anchor", "text_anchor", "word_anchor", "logit_anchor", "thought", "weight_decay", "center")
 
 
@@ -53,6 +54,7 @@ class Setting:
     crop: float = 0.0  # smallest share of a picture's area in a view; 0: the backbone's own
     rank: int = 1
     affine: bool = True  # scale and shift of the projector's LayerNorm are trained
+    step_biases: bool = False  # thoughts 1, 2 and 3 to K have output biases of their own
     vision_depth: int = 7  # J of each tower; members of one stack have the same
     text_depth: int = 7
 
@@ -87,6 +89,9 @@ class StackedProjector:
                 trained = float(member.setting.affine or not name.startswith("norm"))
                 parts.setdefault(name, []).append(F.pad(p.detach(), pad))
                 masks.setdefault(name, []).append(F.pad(torch.full_like(p, trained), pad))
+            more_2D = torch.zeros(OWN_BIASES - 1, getattr(backbone, side).width)  # on top of the shared one
+            parts.setdefault("steps.bias", []).append(more_2D)
+            masks.setdefault("steps.bias", []).append(torch.full_like(more_2D, float(member.setting.step_biases)))
         self.parameters = {name: torch.stack(each).to(device).requires_grad_() for name, each in parts.items()}
         self.masks = {name: torch.stack(each).to(device) for name, each in masks.items()}
 
@@ -96,13 +101,14 @@ class StackedProjector:
         part.parameters = {name: p.detach()[list(chosen)] for name, p in self.parameters.items()}
         return part
 
-    def __call__(self, h_mD: Tensor) -> Tensor:
-        """(M·B, D) -> (M·B, D)."""
+    def __call__(self, k: int, h_mD: Tensor) -> Tensor:
+        """The thought of step k + 1: (M·B, D) -> (M·B, D)."""
         p = self.parameters
         h_MBD = h_mD.float().unflatten(0, (len(p["down.weight"]), -1))
         x_MBD = F.layer_norm(h_MBD, h_MBD.shape[-1:]) * p["norm.weight"][:, None] + p["norm.bias"][:, None]
         inner_MBr = F.gelu(x_MBD @ p["down.weight"].mT + p["down.bias"][:, None])
-        return (inner_MBr @ p["up.weight"].mT + p["up.bias"][:, None]).flatten(0, 1)
+        bias_MD = p["up.bias"] + p["steps.bias"][:, min(k, OWN_BIASES - 1) - 1] if k else p["up.bias"]
+        return (inner_MBr @ p["up.weight"].mT + bias_MD[:, None]).flatten(0, 1)
 
 
 class Stack:
@@ -156,7 +162,7 @@ class Stack:
         return groups, state.frozen.place_C
 
     def _think(self, side: str, k: int, h_mD: Tensor) -> list[Tensor]:
-        return [self.projectors[side](h_mD)]
+        return [self.projectors[side](k, h_mD)]
 
     def _states(self, side: str, refinement: Refinement, h0_mD: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """h0, …, hK, and the thoughts."""
@@ -281,7 +287,8 @@ class Stack:
             numbers = torch.tensor([rates, applied, [max(1.0, d) for d in done], every])
             rate_M, apply_M, t_M, every_M = numbers.to(device)
             inputs = [pixels, labels, torch.tensor(ks, device=device), rate_M, apply_M, t_M, every_M]
-            if record and device.type == "cuda" and step >= 3:
+            whole = labels.shape[1] == BATCH  # the last of an epoch may have fewer images
+            if record and whole and device.type == "cuda" and step >= 3:
                 if static is None:
                     static, graph = [x.clone() for x in inputs], torch.cuda.CUDAGraph()
                     kept = self._snapshot()
@@ -343,5 +350,7 @@ def state_of(stack: Stack, i: int) -> dict[str, Tensor]:
     rank = stack.members[i].setting.rank
     cut = {"down.weight": (slice(rank),), "down.bias": (slice(rank),), "up.weight": (slice(None), slice(rank))}
     return {
-        f"projectors.{side}.{name}": p[i].detach().cpu()[cut.get(name, ())] for (side, name), p in stack.named.items()
+        f"projectors.{side}.{name}": p[i].detach().cpu()[cut.get(name, ())]
+        for (side, name), p in stack.named.items()
+        if name != "steps.bias" or stack.members[i].setting.step_biases
     }

@@ -7,10 +7,10 @@
     python -m benchmarks.strong check                              a stack of PERLs against `perlclip.fit`
 
 Rounds: `factors` changes one thing at a time, `together` what survived, `depth` moves the thoughts of `strong` in one
-tower or both, `center` takes the shots' mean embedding off images before they meet texts, `few` counts epochs for few
-shots (`--shots 4`). 16 shots of the base classes are trained on; accuracy is measured on the base images of the
-training and validation splits that were not drawn, and on all of their novel ones; test images only with `--test`. Many
-PERLs are trained as one batch (stacked.py): a GPU needs minutes, a CPU days.
+tower or both, `center` takes the shots' mean embedding off images before they meet texts, `through` trains so as
+well, `few` counts epochs for few shots (`--shots 4`). 16 shots of the base classes are trained on; accuracy is
+measured on the base images of the training and validation splits that were not drawn, and on all of their novel ones;
+test images only with `--test`. Many PERLs are trained as one batch (stacked.py): a GPU needs minutes, a CPU days.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -41,6 +42,15 @@ CENTRE = Setting(lr=3e-3, epochs=5, loss_scale=0.25)
 TEN = replace(CENTRE, epochs=10)
 RANK_2 = replace(TEN, rank=2, affine=False)  # 6,400 parameters on ViT-B/16
 EXTENDED = Setting(lr=1e-3, schedule="constant", epochs=5)
+THROUGH = replace(TEN, center=0.5)
+THROUGH_WITH: dict[str, dict[str, Any]] = {
+    "rate 6e-3": {"lr": 6e-3},
+    "scale 0.12": {"loss_scale": 0.12},
+    "scale 0.5": {"loss_scale": 0.5},
+    "anchor 0.5": {"anchor": 0.5},
+    "anchor 2": {"anchor": 2.0},
+    "20 epochs": {"epochs": 20},
+}
 ROUNDS: dict[str, dict[str, Setting]] = {
     "factors": {
         "fast": Setting(lr=1e-4, schedule="constant", epochs=1),
@@ -92,10 +102,20 @@ ROUNDS: dict[str, dict[str, Setting]] = {
         "through 0.75": replace(TEN, center=0.75),
         "anchor 0": replace(TEN, anchor=0.0),
     },
-    "few": {f"epochs {epochs}": replace(TEN, epochs=epochs) for epochs in (10, 20, 40, 80)},
+    "through": {
+        "strong": TEN,
+        **{f"through {share}": replace(TEN, center=share) for share in (0.25, 0.5, 0.75)},
+        **{f"through 0.5, {name}": replace(THROUGH, **changes) for name, changes in THROUGH_WITH.items()},
+        "step biases": replace(TEN, affine=False, step_biases=True),  # as many numbers
+    },
+    "few": {
+        **{f"epochs {epochs}": replace(TEN, epochs=epochs) for epochs in (10, 20, 40, 80)},
+        **{f"epochs {e}, anchor {a}": replace(TEN, epochs=e, anchor=a) for e in (20, 40) for a in (4, 16)},
+        **{f"epochs {e}, through 0.5": replace(THROUGH, epochs=e) for e in (20, 40)},
+    },
 }
 CENTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the shots' mean embedding taken off images before they meet texts
-SHARES = {"center": CENTERS, "few": (0.75,)}  # of rounds that look at more than 0
+SHARES = {"center": CENTERS, "through": (0.5, 0.75), "few": (0.75,)}  # of rounds that look at more than 0
 COLUMNS = ("set", "shots", "setting", "seed", "part", "readout", "accuracy", "images")
 
 
@@ -248,11 +268,12 @@ def check() -> None:
     backbone = perlclip.load_backbone("tiny", device="cpu")
     shots = load_toybox("tiny_toys").train.few_shot(2, Random(1)).base()
     setting = replace(CENTRE, epochs=2)
-    other = replace(setting, batches=2, lr=1e-3, schedule="constant", average=True)
+    other = replace(setting, batches=2, lr=1e-3, schedule="constant", average=True, center=0.5)
     stack = Stack(backbone, [Member(setting, 1), Member(other, 1)], {1: shots}, [])
     stack.train()
     for i, member in enumerate(stack.members):
-        method = perlclip.create_method("perl", backbone, seed=1, loss_scale=member.setting.loss_scale)
+        config = {"loss_scale": member.setting.loss_scale, "center": 0.75, "loss_center": member.setting.center}
+        method = perlclip.create_method("perl", backbone, seed=1, **config)
         recipe = replace(member.setting.recipe, batch_size=4 * member.setting.batches, crop_scale=(0.5, 1.0))
         perlclip.fit(method, shots, recipe=recipe, seed=1, thresholds=False, lens="plain", head=False, progress=False)
         mine = state_of(stack, i)

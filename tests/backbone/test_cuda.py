@@ -40,11 +40,11 @@ def strict():
         yield
 
 
-def trains_alike(name, backbone, images, close: float) -> None:
+def trains_alike(name, backbone, images, close: float, **settings) -> None:
     """A method trained by recorded steps loses and moves as one trained by plain ones."""
     runs = {}
     for mode in ("off", "on"):
-        method = perlclip.create_method(name, backbone)
+        method = perlclip.create_method(name, backbone, **settings)
         before = torch.cat([p.detach().flatten() for p in method.parameters()])
         result = perlclip.fit(method, images, recipe="fast", head=False, compile=mode, progress=False)
         runs[mode] = result.losses, torch.cat([p.detach().flatten() for p in method.parameters()]) - before
@@ -56,6 +56,10 @@ def trains_alike(name, backbone, images, close: float) -> None:
 @pytest.mark.parametrize("name", TRAINED)
 def test_recorded_steps_train_as_plain_ones_do(tiny, shots, strict, name):
     trains_alike(name, tiny, shots, 2e-2)
+
+
+def test_recorded_steps_train_through_a_center_as_plain_ones_do(tiny, shots, strict):
+    trains_alike("perl", tiny, shots, 2e-2, center=0.75, loss_center=0.5, loss_scale=0.25)
 
 
 def test_what_was_recorded_serves_the_next_training(tiny, shots, strict):

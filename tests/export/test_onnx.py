@@ -156,6 +156,8 @@ def test_the_example_needs_no_torch_and_says_what_the_classifier_says(file, thre
     ruled = replace(adapters[1], head=gaussian_head(tiny, perl.class_names, text=0.5, share=0.8, middle=middle))
     adapters += [ruled, *(adapter_of(tiny, lens=lens) for lens in LENSES)]
     adapters += [adapter_of(tiny, center=0.75, steps=2), adapter_of(tiny, name="gaussian", center=0.5)]
+    centered = adapter_of(tiny, center=0.75, readout="mean")
+    adapters += [with_head(centered, **HEADS[kind], centered=True) for kind in ("mean", "zero-shot's share")]
     asked: list[dict] = [{} for _ in adapters] + [dict(class_names=["lynx", "fox"])] * 2
     adapters += [adapters[3], ruled]
     for i, (adapter, more) in enumerate(zip(adapters, asked, strict=True)):

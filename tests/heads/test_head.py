@@ -121,8 +121,10 @@ def saved(backbone, tmp_path, **numbers):
     return adapter, adapter.save(tmp_path / "adapter")
 
 
-def test_saved_and_loaded_it_answers_the_same(backbone, tmp_path, images):
-    adapter, folder = saved(backbone, tmp_path, scale=4.0, share=0.5, strength=0.3, offset=0.25)
+@pytest.mark.parametrize("centered", [False, True])
+def test_saved_and_loaded_it_answers_the_same(backbone, tmp_path, images, centered):
+    numbers = dict(scale=4.0, share=0.5, strength=0.3, offset=0.25, centered=centered)
+    adapter, folder = saved(backbone, tmp_path, **numbers)
     loaded = perlclip.load_adapter(folder, backbone=backbone)
     assert loaded.fingerprint == adapter.fingerprint == read_info(folder)["weights_sha256"]
     with torch.no_grad():
@@ -131,8 +133,10 @@ def test_saved_and_loaded_it_answers_the_same(backbone, tmp_path, images):
     assert loaded.num_learned == adapter.method.num_trainable + 3 * (backbone.embed_dim + 1)
     info = read_info(folder)
     assert info["format_version"] == 2 and info["head"]["numbers"] == 3 * (backbone.embed_dim + 1)
-    other = replace(adapter, head=replace(adapter.head, share=0.75))
-    assert other.fingerprint != adapter.fingerprint, "a mixture is a part of what an adapter is"
+    assert loaded.head.centered == centered and ("centered" in info["head"]) == centered
+    for changes in (dict(share=0.75), dict(centered=not centered)):
+        other = replace(adapter, head=replace(adapter.head, **changes))
+        assert other.fingerprint != adapter.fingerprint, "a mixture is a part of what an adapter is"
     perlclip.save_adapter(loaded, tmp_path / "again")
     assert (tmp_path / "again" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
 
@@ -147,6 +151,8 @@ def test_a_mixture_alone_has_no_weights(backbone, tmp_path):
     ("edit", "words"),
     [
         (lambda info: info["head"].update(scale=9.0), "not those in its tensor file"),
+        (lambda info: info["head"].update(centered=True), "not those in its tensor file"),
+        (lambda info: info["head"].update(centered=1.0), "not those in its tensor file"),
         (lambda info: info["head"].update(features="sum"), "unknown features of a head 'sum'"),
         (lambda info: info["head"].pop("strength"), "lacks some of its settings"),
         (lambda info: info.pop("head"), "versions 2 to 4 have a head"),

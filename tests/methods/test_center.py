@@ -60,7 +60,7 @@ def test_it_is_the_mean_of_the_classes_means_however_many_shots_each_has(tiny, s
 
 
 def test_fit_centers_by_its_recipe_and_trains_as_without(tiny, shots):
-    """Training through the center was worse (docs/strong.md): it is there for answers alone."""
+    """Unless `loss_center` says so, the center is there for answers alone."""
     kinds = [perlclip.create_method("perl", tiny, readout="rising", center=share) for share in (CENTER, 0.0)]
     one, other = (perlclip.fit(m, shots, recipe=QUICK, lens="plain", head=False, thresholds=False) for m in kinds)
     assert all(torch.equal(a, b) for a, b in zip(one.method.parameters(), other.method.parameters(), strict=True))
@@ -103,14 +103,17 @@ def test_adapters_keep_it_and_are_refused_without(tiny, tmp_path):
 
 
 @torch.no_grad()
-def test_zero_shot_is_not_centered_and_the_head_is_told(tiny, shots):
-    """What an adapter's share of zero-shot says is the frozen CLIP's own answer; a list with new classes adds up."""
+def test_zero_shot_is_centered_where_the_head_says_so(tiny, shots):
+    """Else what an adapter's share of it says is the frozen CLIP's own answer; a list with new classes adds up."""
     result = perlclip.fit(perlclip.create_method("gaussian", tiny), shots, lens="plain")
     pixels, names = random_pixels(tiny, 4), list(shots.class_names)
     state = result.method.class_state(names)
     half = Answering(result.method, state, replace(result.head, share=0.0).texts_alone())
     plain = tiny.similarity(tiny.encode_image(pixels), tiny.encode_text(names))
     assert (half.logits(pixels) - plain).abs().max() < 1e-4
+    told = Answering(result.method, state, replace(result.head, share=0.0, centered=True).texts_alone())
+    wanted = result.method.similarity(tiny.encode_image(pixels), tiny.encode_text(names))
+    assert (told.logits(pixels) - wanted).abs().max() < 1e-4 and (wanted - plain).abs().max() > 0.1
     # Trained and new classes: the rule that says how probable either are reads centered texts, too.
     every = Classes((*names, "grand piano"), shots.template)
     mixed = Answering(result.method, result.method.class_state(every), result.head)
@@ -122,6 +125,38 @@ def test_zero_shot_is_not_centered_and_the_head_is_told(tiny, shots):
     wanted = rule.scale * (v_BE.double() @ w_CE.T + b_C) + result.head.unseen.offset
     wanted = wanted + rule.text * result.method.similarity(v_BE, t_CE)[:, : len(names)]
     assert (scores[:, : len(names)] - wanted).abs().max() < 1e-3
+
+
+def test_the_loss_takes_off_a_share_of_its_own(any_backbone):
+    """By the plain form, and by hand; without a center for answers there is nothing to take off."""
+    pixels, names, labels = random_pixels(any_backbone, 3), ["cat", "old boat"], torch.tensor([0, 1, 1])
+    method = centered(any_backbone, steps=2, loss_center=0.3, loss_scale=0.25, anchor=0.0)
+    state = method.class_state(Classes(tuple(names), "a {}."))
+    loss = method.loss(pixels, labels, state)
+    v_BE, t_CE = method.encode_image(pixels), method.encode_text(state)
+    l_BC = 0.25 * any_backbone.logit_scale * (v_BE - 0.3 / 0.5 * method.center_E) @ t_CE.T
+    assert abs(loss - torch.nn.functional.cross_entropy(l_BC, labels)) < 1e-5
+    clip = CLIPModel.from_pretrained(any_backbone.name, attn_implementation="eager")
+    assert (
+        abs(plain_form("perl")(clip, any_backbone.tokenizer, method).loss(pixels, labels, names, "a {}.") - loss) < 1e-4
+    )
+    for other in (dict(loss_center=0.0), dict(center=0.0)):
+        method.config = replace(method.config, **other)
+        l_BC = 0.25 * any_backbone.logit_scale * v_BE @ t_CE.T
+        assert abs(method.loss(pixels, labels, state) - torch.nn.functional.cross_entropy(l_BC, labels)) < 1e-5
+
+
+def test_fit_trains_through_it_from_the_first_step_on(tiny, shots):
+    """The center is known before the first step, of the shots that are trained on."""
+    one, other = (
+        perlclip.fit(
+            perlclip.create_method("perl", tiny, center=CENTER, loss_center=share), shots, recipe=QUICK, lens="plain",
+            head=False, thresholds=False,
+        )
+        for share in (0.5, 0.0)
+    )  # fmt: skip
+    assert one.losses[0] != other.losses[0], "from the first step on"
+    assert not torch.equal(one.method.projectors["text"].up.weight, other.method.projectors["text"].up.weight)
 
 
 @torch.no_grad()

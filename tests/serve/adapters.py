@@ -60,6 +60,8 @@ def random_adapter(backbone, kind: str, seed: int, *, trained: int | None = None
             class_names=names, weight_CE=weight, bias_C=torch.randn(len(names), generator=draw), text=0.7, scale=3.0,
             share=(1.0, 0.4)[seed % 4 // 2], offset=0.3, features=features,
         )  # fmt: skip
+    if made and method.center:
+        made = replace(made, centered=seed // 2 % 2 == 0)
     if made and seed % 3:
         made = replace(made, middle=random_middle(backbone, names, seed, among=seed % 2))
     count = 60

@@ -60,6 +60,25 @@ def test_what_is_better_on_shots_held_out_is_taken(shares, words):
         assert "zero-shot is better: nothing adapted" in choice.sentence and (choice.share, choice.scale) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("zero", "first", "adapted", "share", "centered", "words"),
+    [
+        (0.5, 0.9, 0.4, 0.0, True, "zero-shot, centered"),
+        (0.9, 0.5, 0.4, 0.0, False, "zero-shot"),
+        (0.5, 0.6, 0.9, 1.0, False, "adapted"),
+    ],
+)
+def test_zero_shot_is_asked_centered_too(zero, first, adapted, share, centered, words):
+    """Where the method is centered; without it is what nothing may be worse than."""
+    held = held_out(zero, adapted, 0.2)
+    choice = choose(replace(held, first_NC=answers(held.labels_N, first)), SHARES, "rehearsal")
+    assert (choice.share, choice.centered, choice.answer) == (share, centered, words)
+    assert choice.zero_shot == pytest.approx(100 * zero) and choice.chosen == pytest.approx(
+        100 * max(zero, first, adapted)
+    )
+    assert choice.sentence.endswith("nothing adapted" if words == "zero-shot" else words)
+
+
 def test_a_difference_within_the_noise_keeps_what_was_adapted():
     """Eight images of twelve against seven others do not make zero-shot the answer."""
     held = held_out(8 / 12, 7 / 12, 0.0, images=12)
@@ -248,7 +267,7 @@ def test_halves_of_a_list_choose_one_share(zero, adapted, share):
         labels_N = torch.arange(60) % classes
         logits = {"zero_NC": answers(labels_N, zero, classes), "adapted_NC": answers(labels_N, adapted, classes)}
         halves.append(Said(labels_N=labels_N, scores_LNC=torch.zeros(0), **logits))
-    assert choose_head._best_share(halves, SHARES) == share
+    assert choose_head._best_mixture(halves, SHARES) == (share, False)
 
 
 def test_a_rehearsal_has_half_of_the_epochs_however_names_are_spelt(backbone, shots, monkeypatch):

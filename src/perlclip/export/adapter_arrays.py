@@ -114,9 +114,11 @@ def _finish(answering: Answering, steps: int, t_KCE: Tensor) -> dict[str, Tensor
         text = 1.0 if headed is None else answering.text_C[0].item()
         if answering.t0_CE is not None:
             weight_CKE[:, 0] += text * (1 - head.share) * method.backbone.logit_scale * answering.t0_CE.float().cpu()
+            if head.centered:
+                bias_C = bias_C - text * (1 - head.share) * method.taken_off(answering.t0_CE).float().cpu()
             text *= head.share
         if headed is not None:
-            w_CF, bias_C = headed.float().cpu(), answering.bias_C.float().cpu()
+            w_CF, bias_C = headed.float().cpu(), bias_C + answering.bias_C.float().cpu()
             if answering.beyond is not None and head.middle is not None:
                 if head.middle.depth != method.backbone.vision.middle:
                     raise PerlclipError(f"the head reads after block {head.middle.depth}, which the ONNX file does not")

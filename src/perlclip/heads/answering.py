@@ -138,8 +138,7 @@ class Answering:
             return texts_BC, texts_BC
         with full_precision(texts_BC.device):
             if self.t0_CE is not None:
-                backbone = self.method.backbone
-                zero_BC = backbone.similarity(backbone.encode_image(images), self.t0_CE)
+                zero_BC = self._zero_shot(self.method.backbone.encode_image(images), self.t0_CE)
                 texts_BC = head.share * texts_BC + (1 - head.share) * zero_BC
             if self.weight_CF is None:
                 return texts_BC, texts_BC
@@ -178,7 +177,7 @@ class Answering:
         assert head is not None
         with full_precision(logits.device):
             if self.t0_CE is not None:
-                zero = self.method.backbone.similarity(v0_BE, self.t0_CE)
+                zero = self._zero_shot(v0_BE, self.t0_CE)
                 logits = head.share * logits + (1 - head.share) * zero
             if self.weight_CF is None:
                 return logits
@@ -193,6 +192,11 @@ class Answering:
                     mass = mass + head.middle.among * more_BC
             known, other = (_together(mass, kind_C) - _together(both, kind_C) for kind_C in self.kinds)
             return both + torch.where(self.trained_C, known, other).detach()  # which is no class's own
+
+    def _zero_shot(self, v0_BE: Tensor, t0_CE: Tensor) -> Tensor:
+        """What the frozen CLIP says, (B, C)."""
+        assert self.head is not None
+        return (self.method if self.head.centered else self.method.backbone).similarity(v0_BE, t0_CE)
 
     def _sum(self, logits: Tensor, seen: Tensor, more_BC: Tensor | None) -> Tensor:
         assert self.weight_CF is not None

@@ -1,6 +1,6 @@
 """A head: what an adapter adds to its method's text classifier, for classes that were trained on and for new ones.
 
-    l_text = share l_adapted + (1 - share) l_zero-shot               share 0: nothing adapted
+    l_text = share l_adapted + (1 - share) l_zero-shot               share 0: nothing trained
     l      = text l_text + scale (W f + b) + (M m + c)               for a list of classes trained on
 
 W and b come from the classes' Gaussians (`discriminant.py`), or are ridge regression's (`regression.py`); f are the
@@ -73,6 +73,7 @@ class Head:
     text: float = 1.0  # weight of the texts' logits in the sum
     scale: float = 1.0  # that of the classifier's scores; 0: there is none, only a mixture with zero-shot
     share: float = 1.0  # of the adapted answer against zero-shot's
+    centered: bool = False  # whether images are centered for zero-shot's, too, as they are for the method's
     offset: float = 0.0  # log-odds of trained classes against new ones, where a list has both and `unseen` says nothing
     strength: float = 1.0  # of the pull towards the simplest solution
     features: str = "first"
@@ -125,13 +126,15 @@ class Head:
     def as_json(self) -> dict[str, Any]:
         """What is no tensor, for an adapter's config."""
         words = {name: getattr(self, name) for name in (*NUMBERS, "strength", "features")}
+        words |= {"centered": True} if self.centered else {}
         unseen = {"unseen": asdict(self.unseen)} if self.unseen else {}
         middle = {"middle": self.middle.as_json()} if self.middle else {}
         return {**words, **unseen, **middle, "numbers": self.numbers}
 
     def tensors(self) -> dict[str, Tensor]:
         """For a file; the numbers are among them, so that a hash of the file covers them."""
-        mixture = {"head.mixture": torch.tensor([getattr(self, name) for name in NUMBERS], dtype=torch.float64)}
+        numbers = [*(getattr(self, name) for name in NUMBERS), *[1.0] * self.centered]  # none in files of before
+        mixture = {"head.mixture": torch.tensor(numbers, dtype=torch.float64)}
         mixture |= self.middle.tensors() if self.middle else {}
         if not (self.scale or self.unseen):
             return mixture
@@ -153,14 +156,17 @@ class Head:
         if not isinstance(data, Mapping) or not {*NUMBERS, "strength", "features"} <= data.keys():
             raise PerlclipError("its head lacks some of its settings")
         mixture = tensors.get("head.mixture", torch.zeros(0)).tolist()
-        if mixture != [data[name] for name in NUMBERS]:
+        centered = data.get("centered", False)
+        if type(centered) is not bool or mixture != [*(data[name] for name in NUMBERS), *[1.0] * centered]:
             raise PerlclipError("the settings of its head are not those in its tensor file")
         if not isinstance(data["features"], str):
             raise PerlclipError(f"the features of its head are no word: {data['features']!r}")
         middle = Middle.read(len(class_names), data.get("middle"), tensors)
         if "head.means" in tensors:
-            return replace(_read_gaussians(class_names, width, data, tensors), middle=middle)
-        given: dict[str, Any] = {"middle": middle} | {name: data[name] for name in (*NUMBERS, "strength", "features")}
+            return replace(_read_gaussians(class_names, width, data, tensors), middle=middle, centered=centered)
+        given: dict[str, Any] = {"middle": middle, "centered": centered} | {
+            name: data[name] for name in (*NUMBERS, "strength", "features")
+        }
         weight_CE = tensors.get("head.weight", torch.zeros(len(class_names), width))
         bias_C = tensors.get("head.bias", torch.zeros(len(class_names)))
         if middle and "head.weight" not in tensors and data["features"] == "all":

@@ -140,7 +140,7 @@ READOUTS = {
 class PerlConfig(CenteredConfig):
     """PERL's settings, with the paper's values."""
 
-    adjustable: ClassVar[frozenset[str]] = frozenset({"readout", "loss_scale", "center"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"readout", "loss_scale", "center", "loss_center"})
 
     rank: int = 1  # r, the projector's bottleneck
     steps: int = 4  # K, refinement steps
@@ -151,6 +151,7 @@ class PerlConfig(CenteredConfig):
     init: str = "normal"  # weights N(0, 0.02), biases 0; "torch": PyTorch's default; "zero": up-projection 0
     readout: str = later("last")  # of steps 0..K: last, mean or rising, see READOUTS
     loss_scale: float = later(1.0)  # share of CLIP's logit scale in the cross-entropy; answers have all of it
+    loss_center: float = later(0.0)  # `center` of the cross-entropy, for a method that has one for its answers
     vision_depth: int | tuple[int, ...] | None = later(None)  # J of the vision tower, where it is not `depth`
     text_depth: int | tuple[int, ...] | None = later(None)  # and of the text tower
 
@@ -164,7 +165,9 @@ class PerlConfig(CenteredConfig):
                 raise unknown_name(f"value of {key}", str(getattr(self, key)), names)
         if self.depth is None:
             object.__setattr__(self, "depth", VARIANTS[self.variant].depth)
-        self.require(rank=(1, inf), steps=(0, MOST_STEPS), anchor=(0.0, inf), loss_scale=(0.001, inf))
+        self.require(
+            rank=(1, inf), steps=(0, MOST_STEPS), anchor=(0.0, inf), loss_scale=(0.001, inf), loss_center=(0.0, 2.0)
+        )
         for key in DEPTHS:
             if getattr(self, key) == self.depth:  # said twice
                 object.__setattr__(self, key, None)
@@ -454,8 +457,16 @@ class Perl(Method):
             v0_BE, vK_BE = self.backbone.vision.project(h[0]), self.backbone.vision.project(h[-1])
         t_CE = self.class_embeddings(state)
         beside.join()
-        classification = self.classify(vK_BE, t_CE, labels, self.config.loss_scale)
+        classification = self.classify(self._off_center(vK_BE), t_CE, labels, self.config.loss_scale)
         return classification + self.config.anchor * cosine_distance(v0_BE, vK_BE)
+
+    def _off_center(self, v_BE: Tensor) -> Tensor:
+        """What meets texts in the loss: less of the images' mean is taken off there than in answers."""
+        share = self.config.loss_center
+        if not (self.center and share):
+            return v_BE
+        assert self.center_E is not None
+        return v_BE.float() - share / self.center * self.center_E
 
     @property
     def readout(self) -> Readout:

@@ -79,7 +79,8 @@ class PlainPerl(Plain):
         """Eq. 4."""
         h = self.image_states(pixels)
         v0_BE, vK_BE = self.project("vision", h[0]), self.project("vision", h[-1])
-        logits_BC = self.similarity(vK_BE, self.text(names, template))
+        share = self.config.loss_center / self.config.center if self.config.center else 0.0
+        logits_BC = self.similarity(vK_BE - share * self.method.center_E, self.text(names, template))
         classification = F.cross_entropy(float(self.config.loss_scale) * logits_BC, labels)
         anchor = 1 - F.cosine_similarity(v0_BE, vK_BE).mean()
         return classification + float(self.config.anchor) * anchor

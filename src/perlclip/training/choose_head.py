@@ -56,6 +56,16 @@ FEW, PULL = 5, 0.25  # with fewer shots of a class Gaussians' numbers stay near 
 Train = Callable[[Method, ImageSet], None]
 
 
+class Mixture(NamedTuple):
+    """How much of the texts' answer is the adapted one; the rest is zero-shot's, as it is or centered, too."""
+
+    share: float
+    centered: bool = False
+
+
+ZERO_SHOT, ADAPTED = Mixture(0.0), Mixture(1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Said:
     """What zero-shot CLIP, the method's texts and a head of each strength say about images left out."""
@@ -64,6 +74,7 @@ class Said:
     zero_NC: Tensor
     adapted_NC: Tensor
     scores_LNC: Tensor
+    first_NC: Tensor | None = None  # zero-shot's answers centered as the method's are, where it is centered
     middle_LNC: Tensor | None = None  # the same of the tower's middle
     solver: type[Ridge] | type[Discriminant] = Ridge
 
@@ -74,19 +85,25 @@ class Said:
     def of(self, place: Tensor | slice) -> dict[str, Any]:
         """The fields that have something for each image, for some of them."""
         one = {key: getattr(self, key)[place] for key in ("labels_N", "zero_NC", "adapted_NC")}
+        first_NC = None if self.first_NC is None else self.first_NC[place]
         middle_LNC = None if self.middle_LNC is None else self.middle_LNC[:, place]
-        return {**one, "scores_LNC": self.scores_LNC[:, place], "middle_LNC": middle_LNC}
+        return {**one, "first_NC": first_NC, "scores_LNC": self.scores_LNC[:, place], "middle_LNC": middle_LNC}
 
-    def texts(self, share: float) -> Tensor:
+    def frozen(self, centered: bool) -> Tensor:
+        """Zero-shot's answers, (N, C)."""
+        return self.first_NC if centered and self.first_NC is not None else self.zero_NC
+
+    def texts(self, mixture: Mixture) -> Tensor:
         """So much of the adapted answer, the rest of zero-shot's, (N, C)."""
-        return (share * self.adapted_NC + (1 - share) * self.zero_NC).float()
+        share, centered = mixture
+        return (share * self.adapted_NC + (1 - share) * self.frozen(centered)).float()
 
     def answers(self, choice: "Choice") -> tuple[Tensor, Tensor]:
         """The logits of what was chosen, and those of its texts alone, (N, C) both."""
         return self._mixed(self.adapted_NC, choice)
 
     def _mixed(self, adapted_NC: Tensor, choice: "Choice") -> tuple[Tensor, Tensor]:
-        texts_NC = choice.share * adapted_NC + (1 - choice.share) * self.zero_NC
+        texts_NC = choice.share * adapted_NC + (1 - choice.share) * self.frozen(choice.centered)
         scores_NC = self.scores_LNC[self.solver.STRENGTHS.index(choice.strength)]
         both_NC = choice.text * texts_NC + choice.scale * scores_NC
         if choice.middle and self.middle_LNC is not None:
@@ -122,6 +139,7 @@ class Choice:
     scale: float
     share: float
     how: str
+    centered: bool = False  # whether zero-shot's part is, too
     middle: float = 0.0  # scale of what the tower's middle adds, and how far its covariance is pulled
     middle_strength: float = STRENGTH
     beside: float = 1.0  # how much of the rest is left beside it; in `text` and `scale` already
@@ -137,8 +155,9 @@ class Choice:
     @property
     def answer(self) -> str:
         """What the adapter answers with, in words."""
-        whole = {1.0: "adapted" if self.trained else "zero-shot", 0.0: "zero-shot"}
-        texts = whole.get(self.share, f"{self.share:g} adapted, {1 - self.share:g} zero-shot")
+        nothing = "zero-shot, centered" if self.centered else "zero-shot"
+        whole = {1.0: "adapted" if self.trained else "zero-shot", 0.0: nothing}
+        texts = whole.get(self.share, f"{self.share:g} adapted, {1 - self.share:g} {nothing}")
         return f"{texts} + head" if self.scale or self.middle else texts
 
     @property
@@ -218,8 +237,11 @@ def choose_head(
             """What is said about shots of these places, each left out."""
             asked_n, each_n = torch.tensor(places), torch.arange(len(places))
             scores = (each and each.left_out(each.STRENGTHS, each_n, asked_n) for each in (fitted, looked))
-            said = {key: getattr(seen, key)[asked_n] for key in ("labels_N", "zero_NC", "adapted_NC")}
-            return {**said, **dict(zip(("scores_LNC", "middle_LNC"), scores, strict=True)), "solver": solver}
+            return {
+                **_texts(seen, asked_n),
+                **dict(zip(("scores_LNC", "middle_LNC"), scores, strict=True)),
+                "solver": solver,
+            }
 
         asked_n = torch.tensor(asked)
         alone = HeldOut(
@@ -249,10 +271,19 @@ def choose_head(
     head = make_head(
         train_set.class_names, fitted.kept() if isinstance(fitted, Discriminant) else fitted.solution(choice.strength),
         strength=choice.strength, text=choice.text, scale=choice.scale,
-        share=choice.share, features=FEATURES, unseen=unseen,
+        share=choice.share, centered=choice.centered, features=FEATURES, unseen=unseen,
         middle=looked and _middle(method, looked, choice, among, offset),
     )  # fmt: skip
     return None if head.idle else head, choice, held and held.some(IMAGES)
+
+
+def _texts(seen: Seen, place: Tensor | slice = slice(None)) -> dict[str, Any]:
+    """What texts say about some of the images."""
+    first_NC = None if seen.first_NC is None else seen.first_NC[place]
+    return {
+        "labels_N": seen.labels_N[place], "zero_NC": seen.zero_NC[place],
+        "first_NC": first_NC, "adapted_NC": seen.adapted_NC[place],
+    }  # fmt: skip
 
 
 def _middle(method: Method, looked: Discriminant, choice: Choice, among: float, offset: float) -> Middle | None:
@@ -272,11 +303,11 @@ def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = N
     """
     held = held.some(IMAGES)
     labels_N, count = held.labels_N, len(held.labels_N)
-    share = _best_share([held], shares)
-    texts_NC = held.texts(share)
+    mixture = _best_mixture([held], shares)
+    texts_NC = held.texts(mixture)
     parts = [_Part(held, texts_NC)]
     if every is not None:
-        parts += [_Part(held, held.zero_NC.float(), -1.0), _Part(every, every.zero_NC.float())]
+        parts += [_Part(held, held.frozen(True).float(), -1.0), _Part(every, every.frozen(True).float())]
     scales, fixed = held.solver.SCALES, FIXED[held.solver]
     pull = PULL / len(parts[-1].said.labels_N) if few else 0.0
     grid = list(product(range(len(held.solver.STRENGTHS)), TEXTS))
@@ -290,30 +321,34 @@ def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = N
         more, chosen_N = _choose_middle(parts, sums, pull)
     if not (scale or more.scale) or _clearly_better(alone_N, chosen_N):
         text, scale, chosen_N, more = 1.0, 0.0, alone_N, Beyond()  # texts alone keep their own scale
-    zero_N, adapted_N = (held.texts(each).argmax(-1) == labels_N for each in (0.0, 1.0))
+    zero_N, adapted_N = (held.texts(each).argmax(-1) == labels_N for each in (ZERO_SHOT, ADAPTED))
     percent = [_percent(right_N) for right_N in (zero_N, adapted_N, chosen_N)]
     return Choice(
-        strength=held.solver.STRENGTHS[place], text=more.beside * text, scale=more.beside * scale, share=share, how=how,
-        images=count, beside=more.beside, middle=more.scale, middle_strength=more.strength,
+        strength=held.solver.STRENGTHS[place], text=more.beside * text, scale=more.beside * scale, share=mixture.share,
+        centered=mixture.centered, how=how, images=count,
+        beside=more.beside, middle=more.scale, middle_strength=more.strength,
         zero_shot=percent[0], adapted=percent[1], chosen=percent[2],
     )  # fmt: skip
 
 
-def _best_share(asked: Sequence[Said], shares: Sequence[float]) -> float:
-    """Of the adapted answer, by the texts alone, each mixture at its best temperature: not the surer, the better."""
+def _best_mixture(asked: Sequence[Said], shares: Sequence[float]) -> Mixture:
+    """By the texts alone, each mixture at its best temperature: not the surer, the better."""
 
-    def likely(share: float) -> float:
-        by_text = ([logp_of(text * each.texts(share), each.labels_N) for each in asked] for text in TEXTS)
+    def likely(mixture: Mixture) -> float:
+        by_text = ([logp_of(text * each.texts(mixture), each.labels_N) for each in asked] for text in TEXTS)
         return max(torch.cat(logp).mean().item() for logp in by_text)
 
-    share = max(shares, key=likely)
-    clear = 0.0 in shares and _clearly_better(*(_right(asked, each) for each in (0.0, share)))
-    return 0.0 if clear else share
+    centered = all(each.first_NC is not None for each in asked)
+    mixtures = [Mixture(share, centered and share < 1) for share in shares]
+    if 0.0 not in shares:
+        return max(mixtures, key=likely)
+    best = max([*mixtures, ZERO_SHOT], key=likely)
+    return ZERO_SHOT if _clearly_better(*(_right(asked, each) for each in (ZERO_SHOT, best))) else best
 
 
-def _right(asked: Sequence[Said], share: float) -> Tensor:
+def _right(asked: Sequence[Said], mixture: Mixture) -> Tensor:
     """Which images' classes a mixture of the texts finds."""
-    return torch.cat([each.texts(share).argmax(-1) == each.labels_N for each in asked])
+    return torch.cat([each.texts(mixture).argmax(-1) == each.labels_N for each in asked])
 
 
 def _percent(right_N: Tensor) -> float:
@@ -434,7 +469,9 @@ def _rehearsed(
         fitted = alone.solver.of(before.features_NF, before.labels_N, before.zero_NC.shape[1])
         solutions = [fitted.solution(strength) for strength in alone.solver.STRENGTHS]
         scores_LNC = torch.stack([seen.features_NF.double() @ weight.T + bias for weight, bias in solutions])
-    return replace(alone, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC, cosines_NC=seen.cosines_NC)
+    return replace(
+        alone, first_NC=seen.first_NC, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC, cosines_NC=seen.cosines_NC
+    )
 
 
 def _between_classes(
@@ -448,12 +485,12 @@ def _between_classes(
         fresh = _fresh(method, train, train_set.of_classes(stay), seed)
         others = ones.of_classes(left)
         seen = look_at(fresh, others, fresh.class_state(others.classes, novel=True), workers)
-        said = {key: getattr(seen, key) for key in ("labels_N", "zero_NC", "adapted_NC")}
-        asked.append(Said(**said, scores_LNC=seen.zero_NC.new_zeros(0)))
-    zero_shot, adapted = (_percent(_right(asked, share)) for share in (0.0, 1.0))
+        asked.append(Said(**_texts(seen), scores_LNC=seen.zero_NC.new_zeros(0)))
+    zero_shot, adapted = (_percent(_right(asked, mixture)) for mixture in (ZERO_SHOT, ADAPTED))
+    share, centered = _best_mixture(asked, SHARES)
     return replace(
-        choice, share=_best_share(asked, SHARES), how="classes left out", images=len(ones),
-        zero_shot=zero_shot, adapted=adapted,
+        choice, share=share, centered=centered, how="classes left out", images=len(ones), zero_shot=zero_shot,
+        adapted=adapted,
     )  # fmt: skip
 
 
@@ -466,10 +503,12 @@ def _fresh(method: Method, train: Train, images: ImageSet, seed: int) -> Method:
 
 
 def _join(parts: Sequence[HeldOut]) -> HeldOut:
+    firsts = [part.first_NC for part in parts if part.first_NC is not None]
     middles = [part.middle_LNC for part in parts if part.middle_LNC is not None]
     return HeldOut(
         labels_N=torch.cat([part.labels_N for part in parts]),
         zero_NC=torch.cat([part.zero_NC for part in parts]),
+        first_NC=torch.cat(firsts) if len(firsts) == len(parts) else None,
         adapted_NC=torch.cat([part.adapted_NC for part in parts]),
         scores_LNC=torch.cat([part.scores_LNC for part in parts], 1),
         middle_LNC=torch.cat(middles, 1) if len(middles) == len(parts) else None,
