@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from perlclip.bench.store import Store
+from perlclip.bench.store import Record, Store
 from perlclip.data.suites import SUITES
 
 COLUMNS = ("set", "shots", "seed", "row", "test", "accuracy", "numbers", "seconds")
@@ -69,22 +69,35 @@ def commands(suite: str, more: str) -> Iterator[str]:
 
 
 def collect(stores: Sequence[Path], out: Path, *, few_shot: bool) -> None:
-    """One line a test, also of a run that two stores have.
-
-    The time is left empty where a run took another's training, or found its own almost done.
-    """
-    rows: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    for record in (record for store in stores for record in Store(store).records().complete):
-        if (record["run"]["protocol"] == "few-shot") != few_shot:
-            continue
-        run, seconds = record["run"], record["seconds"]
-        time = f"{sum(seconds.get(part, 0) for part in PARTS):.1f}" if seconds["fit"] > 0.05 else ""
-        for part, metrics in record["metrics"].items():
-            test = run["dataset"], run["shots"], run["seed"], row_of(run), f"{run['protocol']} {part}"
-            rows[test] = f"{metrics['accuracy']:.3f}", record["parameters"], time
+    """One line a test, also of a run that two stores have; what `out` has of other tests stays."""
+    rows: dict[tuple[str, ...], tuple[Any, ...]] = {}
+    if out.exists():
+        with out.open() as file:
+            rows = {tuple(line[:5]): tuple(line[5:]) for line in list(csv.reader(file))[1:]}
+    for store in stores:
+        found = Store(store).records()
+        of = {home.relative_to(store).as_posix(): each for home, each in zip(found.homes, found.complete, strict=True)}
+        for record in found.complete:
+            run = record["run"]
+            if (run["protocol"] == "few-shot") == few_shot:
+                for part, metrics in record["metrics"].items():
+                    test = run["dataset"], run["shots"], run["seed"], row_of(run), f"{run['protocol']} {part}"
+                    time = seconds_of(record, of.get(record["adapter_of"]))
+                    rows[tuple(map(str, test))] = f"{metrics['accuracy']:.3f}", record["parameters"], time
     lines = [test + found for test, found in rows.items()]
     with out.open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *sorted(lines, key=lambda line: [str(word) for word in line])])
+
+
+def seconds_of(record: Record, trained: Record | None) -> str:
+    """What training took, also in the run whose adapter was taken; empty where it is not known.
+
+    A row without a head spends no time on one. What a run that was killed had almost done is not known.
+    """
+    seconds, own = (trained or record)["seconds"], not record["adapter_of"]
+    if record["run"]["method"] != "zero-shot" and (seconds["fit"] <= 0.05 or (trained is None and not own)):
+        return ""
+    return f"{sum(seconds.get(part, 0) for part in PARTS if own or part != 'head' or record['run'].get('head')):.1f}"
 
 
 def row_of(run: dict[str, object]) -> str:

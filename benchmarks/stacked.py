@@ -24,13 +24,18 @@ from perlclip.backbone import Backbone, FrozenImages, Refinement
 from perlclip.data.loading import epoch_order, fixed_views, random_views
 from perlclip.data.sets import ImageSet
 from perlclip.methods.perl import Perl, PerlState, Thinking
+from perlclip.methods.promptsrc import teacher
 from perlclip.methods.recipe import Recipe
 from perlclip.methods.registry import find_recipe
+from perlclip.text.templates import IMAGENET_60
 
 BATCH = 4
 SIDES = ("vision", "text")
 OWN_BIASES = 3  # the last serves all later steps: without the LayerNorm's scale and shift, 6,402 numbers on ViT-B/16
-WEIGHTS = ("loss_scale", "anchor", "text_anchor", "word_anchor", "logit_anchor", "thought", "weight_decay", "center")
+WEIGHTS = (
+    "loss_scale", "anchor", "text_anchor", "sentences", "word_anchor", "logit_anchor", "thought", "weight_decay",
+    "center",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +49,8 @@ class Setting:
     loss_scale: float = 1.0  # share of CLIP's logit scale in the cross-entropy
     anchor: float = 1.0  # lambda, on the images' cosine
     text_anchor: float = 0.0  # the same for the texts of the classes trained on
-    word_anchor: float = 0.0  # and for words that are no class
+    sentences: float = 0.0  # L1 distance of these texts from their means over sixty templates, as PromptSRC has it
+    word_anchor: float = 0.0  # the anchor for words that are no class
     logit_anchor: float = 0.0  # KL of the answer from the zero-shot answer
     thought: float = 0.0  # squared length of thoughts against that of the frozen rows
     average: bool = False  # of the weights at the epochs' ends, in a Gaussian over the last third
@@ -139,6 +145,8 @@ class Stack:
             for name in WEIGHTS
         }
         self.words = len(words)
+        asked = any(member.setting.sentences for member in members)
+        self.mean_CE = teacher(backbone, names.classes, IMAGENET_60) if asked else None
         by_seed = {seed: self._center(images) for seed, images in shots.items()}
         self.center_ME = torch.stack([by_seed[member.seed] for member in members])
 
@@ -214,6 +222,8 @@ class Stack:
         after = (tau * cosines_MBC).log_softmax(-1)
         loss_M = entropy_M + w["anchor"] * (1 - (v0 * vk).sum(-1)).mean(1)
         loss_M = loss_M + w["text_anchor"] * text_M[:, : self.classes].mean(1)
+        if self.mean_CE is not None:
+            loss_M = loss_M + w["sentences"] * (tk[:, : self.classes] - self.mean_CE).abs().mean((1, 2))
         if self.words:
             loss_M = loss_M + w["word_anchor"] * text_M[:, self.classes :].mean(1)
         loss_M = loss_M + w["logit_anchor"] * (before.exp() * (before - after)).sum(-1).mean(1)

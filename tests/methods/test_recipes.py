@@ -139,7 +139,7 @@ def test_everyone_is_fast_in_one_epoch_of_the_same_steps():
         ("maple", "original-cross", "imagenet", {"depth": 3}),
         ("tcp", "fast", "ucf101", {"tail": "person doing {}."}),
         ("perl", "extended", "eurosat", {}),
-        ("perl", "strong", "eurosat", {"readout": "mean", "loss_scale": 0.25, "center": 0.75}),
+        ("perl", "strong", "eurosat", {"readout": "mean", "loss_scale": 0.25, "center": 0.75, "loss_center": 0.5}),
     ],
 )
 def test_settings_of_data_sets(method, name, dataset, expected):

@@ -66,6 +66,7 @@ from perlclip.text.classes import Classes
 
 MODALITIES = {"both": ("vision", "text"), "vision": ("vision",), "text": ("text",)}
 INITS = ("normal", "torch", "zero")
+LOSS_CENTER = 0.5  # of `strong`: less than answers have, so that thoughts learn a part of it (docs/strong.md)
 MOST_STEPS = 1000  # a typing error would think for ever
 
 
@@ -82,7 +83,10 @@ RECIPES = {
 # chosen among eight by mean accuracy on the validation shots of the ten toybox targets, seed 1 (docs/toybox.md).
 RULES = [
     *(Rule(recipes=("extended",), backbone=name, changes={"lr": 3e-3}) for name in EMBEDDED),
-    Rule(recipes=("strong",), settings={"readout": "mean", "loss_scale": 0.25, "center": CENTER}),
+    Rule(
+        recipes=("strong",),
+        settings={"readout": "mean", "loss_scale": 0.25, "center": CENTER, "loss_center": LOSS_CENTER},
+    ),
     *(Rule(recipes=("strong",), backbone=name, changes={"crop_scale": (0.8, 1.0)}) for name in EMBEDDED),
     # The fewer shots, the more often each is looked at: ten epochs of one hardly move anything (docs/strong.md).
     Rule(recipes=("strong",), shots=(1, 2), changes={"epochs": 40}),
