@@ -82,7 +82,7 @@ def collect(stores: Sequence[Path], out: Path, *, few_shot: bool) -> None:
             if (run["protocol"] == "few-shot") == few_shot:
                 for part, metrics in record["metrics"].items():
                     test = run["dataset"], run["shots"], run["seed"], row_of(run), f"{run['protocol']} {part}"
-                    time = seconds_of(record, of.get(record["adapter_of"]))
+                    time = seconds_of(record, of.get(record.get("adapter_of")))
                     rows[tuple(map(str, test))] = f"{metrics['accuracy']:.3f}", record["parameters"], time
     lines = [test + found for test, found in rows.items()]
     with out.open("w", newline="") as file:
@@ -94,7 +94,7 @@ def seconds_of(record: Record, trained: Record | None) -> str:
 
     A row without a head spends no time on one. What a run that was killed had almost done is not known.
     """
-    seconds, own = (trained or record)["seconds"], not record["adapter_of"]
+    seconds, own = (trained or record)["seconds"], not record.get("adapter_of")
     if record["run"]["method"] != "zero-shot" and (seconds["fit"] <= 0.05 or (trained is None and not own)):
         return ""
     return f"{sum(seconds.get(part, 0) for part in PARTS if own or part != 'head' or record['run'].get('head')):.1f}"

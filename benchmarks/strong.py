@@ -226,14 +226,15 @@ def study(options: argparse.Namespace) -> None:
         print(f"{name}: {len(settings) * len(options.seeds)} members, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def collect(folders: Sequence[Path], out: Path) -> None:
-    """One table of all rows, the mean of seeds in each."""
+def collect(folders: Sequence[Path], out: Path, readouts: Sequence[str] = ()) -> None:
+    """One table of all rows, or those of some readouts, the mean of seeds in each."""
     found: dict[tuple[str, ...], list[float]] = defaultdict(list)
     key = ("set", "shots", "setting", "part", "readout")
     for path in (path for folder in folders for path in sorted(folder.glob("*.csv"))):
         with path.open() as file:
             for row in csv.DictReader(file):
-                found[tuple(row[column] for column in key)].append(float(row["accuracy"]))
+                if not readouts or row["readout"] in readouts:
+                    found[tuple(row[column] for column in key)].append(float(row["accuracy"]))
     rows = [[*words, len(values), f"{fmean(values):.2f}"] for words, values in found.items()]
     with out.open("w", newline="") as file:
         csv.writer(file).writerows([[*key, "seeds", "accuracy"], *rows])
@@ -292,6 +293,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="settings of the round")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--shots", type=int, default=16)
+    parser.add_argument("--readouts", nargs="+", help="that `collect` keeps")
     parser.add_argument("--crop", type=float, default=0.0, help="of all settings but `extended`'s")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
@@ -301,7 +303,7 @@ def main() -> None:
     if options.what in ROUNDS:
         study(options)
     elif options.what == "collect":
-        collect(options.paths, options.out)
+        collect(options.paths, options.out, options.readouts)
     elif options.what == "show":
         show(options.paths[0])
     else:

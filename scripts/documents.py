@@ -393,16 +393,68 @@ def few() -> str:
         ):
             cells = []
             for lines in suites.values():
-                by_part: dict[str, dict[str, float]] = {}
-                for row in lines:
-                    if (row["shots"], row["setting"], row["readout"]) == (shots, setting, f"{step}, center 0.75"):
-                        by_part.setdefault(row["part"], {})[row["set"]] = float(row["accuracy"])
                 wanted = {row["set"] for row in lines if row["shots"] == shots}
-                values = [fmean(by_part[half].values()) for half in HALVES if by_part.get(half, {}).keys() == wanted]
-                cells.append(f"{values[0]:.1f} / {values[1]:.1f} / {harmonic_mean(values):.1f}" if values[1:] else "–")
+                cells.append(_base_novel(_parts(lines, (shots,), setting, step), wanted))
             if set(cells) != {"–"}:
                 rows.append([shots, title, *cells])
     return table(["shots", "", *suites], rows)
+
+
+THROUGH = {  # what PERL's loss takes off images, and what else was tried, as docs/strong.md names it
+    "strong": "nothing",
+    "through 0.25": "a quarter of the mean",
+    "through 0.5": "half, as in `strong`",
+    "through 0.75": "three quarters, as answers do",
+    "through 0.5, rate 6e-3": "half, rate 6e-3",
+    "through 0.5, scale 0.12": "half, an eighth of the logit scale",
+    "through 0.5, scale 0.5": "half, half of the logit scale",
+    "through 0.5, anchor 0.5": "half, lambda 0.5",
+    "through 0.5, anchor 2": "half, lambda 2",
+    "through 0.5, 20 epochs": "half, 20 epochs",
+    "step biases": "nothing; biases of their own for thoughts 1, 2 and later",
+    "sentences 25": "nothing; texts held to their means over sixty templates",
+}
+
+
+def _parts(lines: Sequence[Row], shots: Sequence[str], setting: str, readout: str) -> dict[str, dict[str, float]]:
+    """Accuracy by part and set."""
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in lines:
+        if row["shots"] in shots and (row["setting"], row["readout"]) == (setting, f"{readout}, center 0.75"):
+            found[row["part"]][row["set"]] = float(row["accuracy"])
+    return found
+
+
+def _base_novel(by_part: Mapping[str, Mapping[str, float]], sets: set[str]) -> str:
+    """`75.2 / 74.1 / 74.6` over these sets; a dash where some are missing."""
+    if any(not by_part.get(half, {}).keys() >= sets for half in HALVES):
+        return "–"
+    values = [fmean(by_part[half][name] for name in sets) for half in HALVES]
+    return " / ".join(f"{value:.1f}" for value in (*values, harmonic_mean(values)))
+
+
+def through() -> str:
+    """What PERL's loss takes off, on all drawn sets, on those where everything was tried, and on photographs."""
+    toys, photographs = (read(STRONG / f"through-{suite}.csv") for suite in ("toybox", "photographs"))
+    every, real = ({row["set"] for row in lines} for lines in (toys, photographs))
+    tried = {row["set"] for row in toys if row["setting"] == "through 0.5, anchor 2"}
+    rows = []
+    for setting, title in THROUGH.items():
+        toy, photo = (_parts(lines, ("8", "16"), setting, "probabilities") for lines in (toys, photographs))
+        rows.append([title, _base_novel(toy, every), _base_novel(toy, tried), _base_novel(photo, real)])
+    return table(["taken off in the loss", "toybox, ten sets", "three of them", "photographs"], rows)
+
+
+def few_lambda() -> str:
+    """PERL trained on few shots with a stronger anchor, or through half of the center."""
+    suites = [read(STRONG / f"few-lambda-{suite}.csv") for suite in ("toybox", "photographs")]
+    rows = []
+    for shots, epochs in (("1", 40), ("4", 20)):
+        for title, more in (("lambda 1", ""), ("4", ", anchor 4"), ("16", ", anchor 16"), ("1, half", ", through 0.5")):
+            wanted = [{row["set"] for row in lines if row["shots"] == shots} for lines in suites]
+            parts = [_parts(lines, (shots,), f"epochs {epochs}{more}", "probabilities") for lines in suites]
+            rows.append([shots, title, *(_base_novel(part, sets) for part, sets in zip(parts, wanted, strict=True))])
+    return table(["shots", "", "toybox", "photographs"], rows)
 
 
 def _lens_lines(suite: str) -> list[Row]:
@@ -474,6 +526,8 @@ def fewer_shots(file: str, *sets: str) -> Callable[[], str]:
 TABLES: dict[str, Callable[[], str]] = {
     "centers": centers,
     "few": few,
+    "few-lambda": few_lambda,
+    "through": through,
     "heads": heads,
     "lenses": lenses,
     "lens-sets": lambda: lens_sets("toybox", "photographs"),
