@@ -3,7 +3,8 @@
     perlclip bench few-shot --suite toybox --methods perl --recipe strong --lens --head --out DIR
     python -m benchmarks.mixtures DIR/runs
 
-Of the adapters for which `fit` chose it: accuracy as chosen, and with zero-shot's part as the frozen CLIP has it.
+Of the adapters for which `fit` chose it: accuracy with zero-shot's part as the frozen CLIP has it, and as chosen. Their
+other numbers were chosen with it.
 """
 
 import argparse
@@ -23,7 +24,7 @@ def main() -> None:
     found = []
     for records in (Store(path).records() for path in parser.parse_args().stores):
         for home, record in zip(records.homes, records.complete, strict=True):
-            adapter = perlclip.load_adapter(home) if not record["adapter_of"] else None
+            adapter = None if record.get("adapter_of") else perlclip.load_adapter(home)
             if adapter is None or adapter.head is None or not adapter.head.centered:
                 continue
             run, heads = record["run"], (replace(adapter.head, centered=False), adapter.head)
@@ -34,6 +35,8 @@ def main() -> None:
                 f"{run['dataset']:18}{run['shots']:3} shots, seed {run['seed']}:"
                 + "{:6.1f} ->{:6.1f}".format(*found[-1])
             )
+    if not found:
+        raise SystemExit("no adapter here has a head with a centered part of zero-shot's answer")
     before, after = map(fmean, zip(*found, strict=True))
     print(f"{len(found)} adapters: {before:.1f} -> {after:.1f}")
 

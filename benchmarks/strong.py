@@ -103,7 +103,7 @@ ROUNDS: dict[str, dict[str, Setting]] = {
         "anchor 0": replace(TEN, anchor=0.0),
     },
     "through": {
-        "strong": TEN,
+        "through 0": TEN,
         **{f"through {share}": replace(TEN, center=share) for share in (0.25, 0.5, 0.75)},
         **{f"through 0.5, {name}": replace(THROUGH, **changes) for name, changes in THROUGH_WITH.items()},
         "sentences 25": replace(TEN, sentences=25.0),

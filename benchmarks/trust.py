@@ -218,8 +218,8 @@ def train_perl(folder: Path, name: str, seed: int, real: Path | None) -> None:
     kept: dict[str, Any] = {}
     chosen = choose_head.choose
 
-    def choose(held: choose_head.HeldOut, *rest: Any) -> choose_head.Choice:
-        kept["held"], kept["choice"] = held, chosen(held, *rest)
+    def choose(held: choose_head.HeldOut, *rest: Any, **how: Any) -> choose_head.Choice:
+        kept["held"], kept["choice"] = held, chosen(held, *rest, **how)
         return kept["choice"]
 
     def look(fresh: Method, *rest: Any) -> Seen:
@@ -241,11 +241,14 @@ def train_perl(folder: Path, name: str, seed: int, real: Path | None) -> None:
         """Images among these classes, whether or not they are of one."""
         state = method.class_state(classes.classes, novel=novel)
         seen = look_at(method, images, state)
-        with torch.no_grad():
-            answering = Answering(method, state, fitted.head)
-            device = backbone.device
-            logits_NC = answering.finish(seen.adapted_NC[None].to(device), seen.v_KNE.to(device))[-1].cpu()
-        texts_NC = choice.share * seen.adapted_NC + (1 - choice.share) * seen.zero_NC
+        device, answers = backbone.device, []
+        for head in (fitted.head, fitted.head and fitted.head.texts_alone()):
+            with torch.no_grad():
+                answering = Answering(method, state, head)
+                more_NC = None if seen.middle_NF is None else answering.from_middle(seen.middle_NF.to(device))
+                found_KNC = answering.finish(seen.adapted_NC[None].to(device), seen.v_KNE.to(device), more_NC)
+            answers.append(found_KNC[-1].cpu())
+        logits_NC, texts_NC = answers
         save = {"labels_N": seen.labels_N, "logits_NC": logits_NC, "texts_NC": texts_NC, "zero_NC": seen.zero_NC}
         found.update({f"{what}.{key}": value for key, value in {**save, "v_NE": seen.v0_NE}.items()})
 

@@ -401,7 +401,7 @@ def few() -> str:
 
 
 THROUGH = {  # what PERL's loss takes off images, and what else was tried, as docs/strong.md names it
-    "strong": "nothing",
+    "through 0": "nothing",
     "through 0.25": "a quarter of the mean",
     "through 0.5": "half, as in `strong`",
     "through 0.75": "three quarters, as answers do",

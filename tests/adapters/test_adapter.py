@@ -137,7 +137,7 @@ def test_wrong_tensors_are_refused(folder, backbone, edit, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format_version": 5}, "format version 5; this perlclip reads versions 1, 2, 3, 4"),
+        ({"format_version": 6}, "format version 6; this perlclip reads versions 1, 2, 3, 4, 5"),
         ({"method": "perll"}, "did you mean 'perl'"),
         ({"config": {"stepz": 1}}, "did you mean 'steps'"),
         ({"class_names": []}, "no class names"),

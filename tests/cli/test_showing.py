@@ -18,6 +18,7 @@ from PIL import Image
 
 import perlclip
 from perlclip.cli.training import _Clock, _report_fit
+from perlclip.data.surveys import survey
 from tests.cli.test_cli import QUICK, fails, run
 from tests.common import loud
 
@@ -173,6 +174,30 @@ def test_fit_says_what_zero_shot_clip_would_have_answered(tree, clip_folder, tmp
     _, val = perlclip.train_val(perlclip.load_images(tree), shots=2, seed=1)
     untrained = perlclip.create_method("zero-shot", perlclip.load_backbone(str(clip_folder), device="cpu"))
     assert f"zero-shot {perlclip.evaluate(untrained, val).accuracy:.1f} % → adapted" in words
+
+
+@pytest.mark.parametrize("method", ["perl", "gaussian"])
+def test_zero_shot_is_not_what_a_centered_method_says_first(tmp_path, method):
+    command = (
+        "fit",
+        "toybox:tiny_toys/base",
+        "--backbone",
+        "tiny",
+        "--shots",
+        2,
+        "--val",
+        2,
+        "--device",
+        "cpu",
+        "--lens",
+        "plain",
+    )
+    words = run(*command, "--method", method, "--epochs", 1, "--no-rehearse", "--out", tmp_path / "a").stdout
+    (line,) = [line for line in words.splitlines() if line.startswith("validation accuracy")]
+    backbone = perlclip.load_backbone("tiny", device="cpu")
+    val = survey("toybox:tiny_toys/base", shots=2, val=2, seed=1).val
+    zero_shot = perlclip.evaluate(perlclip.create_method("zero-shot", backbone), val, progress=False).accuracy
+    assert f"images: zero-shot {zero_shot:.1f} % → centered " in line
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,11 @@ def test_the_loss_takes_off_a_share_of_its_own(any_backbone):
         assert abs(method.loss(pixels, labels, state) - torch.nn.functional.cross_entropy(l_BC, labels)) < 1e-5
 
 
+def test_nothing_is_saved_of_a_loss_that_has_no_center(tiny):
+    assert "loss_center" not in perlclip.create_method("perl", tiny, loss_center=0.5).config.as_dict()
+    assert perlclip.create_method("perl", tiny, center=0.5, loss_center=0.5).config.as_dict()["loss_center"] == 0.5
+
+
 def test_fit_trains_through_it_from_the_first_step_on(tiny, shots):
     """The center is known before the first step, of the shots that are trained on."""
     one, other = (

@@ -61,7 +61,7 @@ def random_adapter(backbone, kind: str, seed: int, *, trained: int | None = None
             share=(1.0, 0.4)[seed % 4 // 2], offset=0.3, features=features,
         )  # fmt: skip
     if made and method.center:
-        made = replace(made, centered=seed // 2 % 2 == 0)
+        made = replace(made, centered=seed % 3 != 0)
     if made and seed % 3:
         made = replace(made, middle=random_middle(backbone, names, seed, among=seed % 2))
     count = 60

@@ -63,7 +63,7 @@ def test_what_is_better_on_shots_held_out_is_taken(shares, words):
 @pytest.mark.parametrize(
     ("zero", "first", "adapted", "share", "centered", "words"),
     [
-        (0.5, 0.9, 0.4, 0.0, True, "zero-shot, centered"),
+        (0.5, 0.9, 0.4, 0.0, True, "centered zero-shot"),
         (0.9, 0.5, 0.4, 0.0, False, "zero-shot"),
         (0.5, 0.6, 0.9, 1.0, False, "adapted"),
     ],
@@ -71,7 +71,7 @@ def test_what_is_better_on_shots_held_out_is_taken(shares, words):
 def test_zero_shot_is_asked_centered_too(zero, first, adapted, share, centered, words):
     """Where the method is centered; without it is what nothing may be worse than."""
     held = held_out(zero, adapted, 0.2)
-    choice = choose(replace(held, first_NC=answers(held.labels_N, first)), SHARES, "rehearsal")
+    choice = choose(replace(held, centered_NC=answers(held.labels_N, first)), SHARES, "rehearsal")
     assert (choice.share, choice.centered, choice.answer) == (share, centered, words)
     assert choice.zero_shot == pytest.approx(100 * zero) and choice.chosen == pytest.approx(
         100 * max(zero, first, adapted)
@@ -110,6 +110,12 @@ def test_numbers_are_chosen_on_all_shots_and_not_on_the_few_held_out():
     found = choose(same, (1.0,), "", every)
     assert [getattr(found, key) for key in numbers] == [getattr(all_of_them, key) for key in numbers]
     assert together.images == 24, "what is reported was held out"
+    # Also where it is centered, and not the centered one that is as good as what all shots know.
+    centered = replace(same, centered_NC=noise[2, 0, :24], adapted_NC=noise[2, 1, :24])
+    found = choose(centered, SHARES, "", replace(every, centered_NC=noise[2, 0]))
+    assert (found.share, found.centered) == (0.0, False)
+    assert [getattr(found, key) for key in numbers] == [getattr(all_of_them, key) for key in numbers]
+    found = choose(same, (1.0,), "", every)
     # Adapted texts that are better than zero-shot's have more weight than zero-shot's would have.
     better = choose(replace(same, adapted_NC=9.0 * F.one_hot(labels_N[:24], 4)), (1.0,), "", every)
     assert better.text / max(better.scale, 1e-9) > found.text / found.scale
@@ -177,6 +183,23 @@ def shots(tree):
 def fitted(backbone, shots, seed=1, **options):
     method = perlclip.create_method("perl", backbone, seed=seed, steps=2)
     return perlclip.fit(method, shots, **{"recipe": QUICK, "thresholds": False, "progress": False} | options)
+
+
+def test_rehearsals_ask_centered_zero_shot_with_their_own_center(tiny, monkeypatch):
+    """Of the shots that they train on: those held out have no part in it."""
+    kept, chosen = [], choose_head.choose
+    monkeypatch.setattr(
+        choose_head, "choose", lambda held, *rest, **how: (kept.append(held), chosen(held, *rest, **how))[1]
+    )
+    shots = load_toybox("blurred_shapes").train.few_shot(2, random.Random(1)).base()
+    method = perlclip.create_method("perl", tiny, center=0.75, steps=1)
+    found = perlclip.fit(method, shots, recipe=QUICK, lens="plain", thresholds=False, progress=False)
+    (held,) = kept
+    assert held.centered_NC.shape == held.zero_NC.shape == (len(shots), len(shots.class_names))
+    one_NC, other_NC = (held.zero_NC - held.centered_NC).chunk(2)  # what is taken off, by rehearsal
+    assert all((off_NC - off_NC[0]).abs().max() < 1e-3 for off_NC in (one_NC, other_NC))
+    assert (one_NC[0] - other_NC[0]).abs().max() > 0.1
+    assert f", centered {found.choice.centered_zero_shot:.1f} %, adapted" in found.choice.sentence
 
 
 def test_a_rehearsal_changes_nothing_of_the_training_and_comes_out_the_same(backbone, shots, tmp_path):

@@ -37,9 +37,9 @@ from perlclip.text.templates import check_template
 from perlclip.thinking.thresholds import Thresholds
 from perlclip.trust.record import Trust
 
-# 2 has a linear head, 3 one of Gaussians, 4 one that also reads the image tower's middle: earlier versions of perlclip
-# would answer without them.
-FORMAT_VERSIONS = (1, 2, 3, 4)
+# 2 has a linear head, 3 one of Gaussians, 4 one that also reads the image tower's middle, 5 one with a centered part of
+# zero-shot's answer: earlier versions of perlclip would answer without them.
+FORMAT_VERSIONS = (1, 2, 3, 4, 5)
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
 OWN_HASH = "config_sha256"  # of all other fields; adapters of 0.1.0 have none
 LARGEST = {CONFIG: 64 * MIB, WEIGHTS: 1024 * MIB, CARD: 16 * MIB}
@@ -464,6 +464,8 @@ def _read_weights(folder: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
 def _format(head: Head | None) -> int:
     if head is None:
         return 1
+    if head.centered:
+        return 5
     if head.middle is not None:
         return 4
     return 2 if head.gaussians is None or not head.numbers else 3

@@ -173,8 +173,8 @@ def _validate(
     if not len(held_out):
         return None
     method = fitted.method
-    # What PERL's first step says, and a method that trains nothing, is zero-shot CLIP, though through the lens.
-    apart = method.config.lens != PLAIN or (method.num_trainable > 0 and not method.image_steps)
+    # What PERL's first step says, and a method that trains nothing, is zero-shot CLIP, though through lens and center.
+    apart = method.config.lens != PLAIN or bool(method.center) or (method.num_trainable > 0 and not method.image_steps)
     if apart:
         how["cache"] = EvalCache().of("validation")
     found = perlclip.evaluate(fitted, held_out, state=state, **how)
@@ -373,16 +373,14 @@ def _report_fit(
         click.echo(choice.sentence)
     if "validation" in metrics:
         found, plain = metrics["validation"], metrics.get("validation_without_head")
-        steps, trained, lensed = (
-            (plain or found)["step_accuracy"],
-            method.num_trainable > 0,
-            method.config.lens != PLAIN,
-        )
-        if not lensed and (len(steps) > 1 or not trained):
-            zero_shot = steps[0]
+        steps, trained = (plain or found)["step_accuracy"], method.num_trainable > 0
+        seen = " and ".join(["through the lens"] * (method.config.lens != PLAIN) + ["centered"] * bool(method.center))
+        frozen = steps[0] if len(steps) > 1 or not trained else None
+        if not seen and frozen is not None:
+            zero_shot = frozen
         said = [] if zero_shot is None else [f"zero-shot {zero_shot:.1f} %"]
-        if lensed and (len(steps) > 1 or not trained):
-            said.append(f"through the lens {steps[0]:.1f} %")
+        if seen and frozen is not None:
+            said.append(f"{seen} {frozen:.1f} %")
         if trained:
             said.append(f"adapted {steps[-1]:.1f} %")
         if plain and choice:

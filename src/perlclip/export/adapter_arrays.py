@@ -114,8 +114,8 @@ def _finish(answering: Answering, steps: int, t_KCE: Tensor) -> dict[str, Tensor
         text = 1.0 if headed is None else answering.text_C[0].item()
         if answering.t0_CE is not None:
             weight_CKE[:, 0] += text * (1 - head.share) * method.backbone.logit_scale * answering.t0_CE.float().cpu()
-            if head.centered:
-                bias_C = bias_C - text * (1 - head.share) * method.taken_off(answering.t0_CE).float().cpu()
+            if answering.first_off_C is not None:
+                bias_C = bias_C - text * (1 - head.share) * answering.first_off_C.float().cpu()
             text *= head.share
         if headed is not None:
             w_CF, bias_C = headed.float().cpu(), bias_C + answering.bias_C.float().cpu()

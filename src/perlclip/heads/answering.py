@@ -198,6 +198,13 @@ class Answering:
         assert self.head is not None
         return (self.method if self.head.centered else self.method.backbone).similarity(v0_BE, t0_CE)
 
+    @property
+    def first_off_C(self) -> Tensor | None:
+        """What the center takes off zero-shot's part, (C,), where it does."""
+        if self.t0_CE is None or self.head is None or not self.head.centered:
+            return None
+        return self.method.taken_off(self.t0_CE)
+
     def _sum(self, logits: Tensor, seen: Tensor, more_BC: Tensor | None) -> Tensor:
         assert self.weight_CF is not None
         both = self.text_C * logits + (seen @ self.weight_CF.T + self.bias_C)

@@ -1,6 +1,6 @@
 """A head: what an adapter adds to its method's text classifier, for classes that were trained on and for new ones.
 
-    l_text = share l_adapted + (1 - share) l_zero-shot               share 0: nothing trained
+    l_text = share l_adapted + (1 - share) l_zero-shot               share 0: nothing trained; its center: `centered`
     l      = text l_text + scale (W f + b) + (M m + c)               for a list of classes trained on
 
 W and b come from the classes' Gaussians (`discriminant.py`), or are ridge regression's (`regression.py`); f are the

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from math import inf, log
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -179,6 +179,10 @@ class PerlConfig(CenteredConfig):
             depths = _several(getattr(self, key))
             if min(depths) < 0 or list(depths) != sorted(set(depths)):
                 raise PerlclipError(f"{key} must be 0 or more, several depths rising, got {getattr(self, key)}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data; without a center there is nothing that the loss could take off."""
+        return {key: value for key, value in super().as_dict().items() if key != "loss_center" or self.center}
 
     def depths(self, side: str) -> tuple[int, ...]:
         """Where thoughts enter a tower, as a tuple also where that is one place."""
@@ -465,7 +469,7 @@ class Perl(Method):
         return classification + self.config.anchor * cosine_distance(v0_BE, vK_BE)
 
     def _off_center(self, v_BE: Tensor) -> Tensor:
-        """What meets texts in the loss: less of the images' mean is taken off there than in answers."""
+        """What meets texts in the loss, where a share of its own of the images' mean is taken off."""
         share = self.config.loss_center
         if not (self.center and share):
             return v_BE

@@ -39,7 +39,7 @@ class Sheet:
     offset: float = 0.0
     center: Tensor | None = None  # (E,), taken off images before they meet texts
     first: Tensor | None = None  # the frozen CLIP's class embeddings (C, E), where share < 1
-    first_C: Tensor | None = None  # what the center takes off its answer, where it does
+    first_off_C: Tensor | None = None  # what the center takes off its answer, where it does
     features: str = ""
     learned: tuple[Tensor, ...] = ()  # the head's weight (C, E), for "all" features of each step
     bias_C: Tensor | None = None
@@ -72,8 +72,7 @@ class Sheet:
         plain = cls(classes=classes, scale=scale, texts=texts, weights=weights, center=center_E)
         if head is None:
             return plain
-        off_C = None if answering.t0_CE is None or not head.centered else method.taken_off(answering.t0_CE)
-        shared = replace(plain, share=head.share, first=answering.t0_CE, first_C=off_C)
+        shared = replace(plain, share=head.share, first=answering.t0_CE, first_off_C=answering.first_off_C)
         if answering.weight_CF is None:
             return shared
         pieces = (method.image_steps or 0) + 1 if head.features == "all" else 1
@@ -90,7 +89,16 @@ class Sheet:
     @property
     def bytes(self) -> int:
         """Memory that it takes."""
-        own = self.first_C, self.bias_C, self.text_C, self.trained_C, self.middle, self.middle_C, self.mass, self.mass_C
+        own = (
+            self.first_off_C,
+            self.bias_C,
+            self.text_C,
+            self.trained_C,
+            self.middle,
+            self.middle_C,
+            self.mass,
+            self.mass_C,
+        )
         tensors = (*self.texts, *self.learned, self.center, self.first, *own)
         return sum(each.nbytes for each in tensors if each is not None)
 
@@ -178,7 +186,7 @@ class Sheets:
             return logits_BC
         firsts = [self.sheets[i].first for i in mixed]
         first_BC = _put(torch.zeros_like(logits_BC), mixed, self._dot(v_KBE[0], mixed, firsts))
-        first_BC = first_BC - self._spread([sheet.first_C for sheet in self.sheets], logits_BC)
+        first_BC = first_BC - self._spread([sheet.first_off_C for sheet in self.sheets], logits_BC)
         share_B1 = self._column("share", logits_BC.device)
         return share_B1 * logits_BC + (1 - share_B1) * first_BC
 

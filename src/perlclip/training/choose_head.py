@@ -63,7 +63,7 @@ class Mixture(NamedTuple):
     centered: bool = False
 
 
-ZERO_SHOT, ADAPTED = Mixture(0.0), Mixture(1.0)
+ZERO_SHOT, CENTERED_ZERO_SHOT, ADAPTED = Mixture(0.0), Mixture(0.0, True), Mixture(1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Said:
     zero_NC: Tensor
     adapted_NC: Tensor
     scores_LNC: Tensor
-    first_NC: Tensor | None = None  # zero-shot's answers centered as the method's are, where it is centered
+    centered_NC: Tensor | None = None  # zero-shot's answers centered as the method's are, where it is centered
     middle_LNC: Tensor | None = None  # the same of the tower's middle
     solver: type[Ridge] | type[Discriminant] = Ridge
 
@@ -84,26 +84,21 @@ class Said:
 
     def of(self, place: Tensor | slice) -> dict[str, Any]:
         """The fields that have something for each image, for some of them."""
-        one = {key: getattr(self, key)[place] for key in ("labels_N", "zero_NC", "adapted_NC")}
-        first_NC = None if self.first_NC is None else self.first_NC[place]
         middle_LNC = None if self.middle_LNC is None else self.middle_LNC[:, place]
-        return {**one, "first_NC": first_NC, "scores_LNC": self.scores_LNC[:, place], "middle_LNC": middle_LNC}
+        return {**_texts(self, place), "scores_LNC": self.scores_LNC[:, place], "middle_LNC": middle_LNC}
 
-    def frozen(self, centered: bool) -> Tensor:
-        """Zero-shot's answers, (N, C)."""
-        return self.first_NC if centered and self.first_NC is not None else self.zero_NC
-
-    def texts(self, mixture: Mixture) -> Tensor:
+    def texts(self, mixture: Mixture, adapted_NC: Tensor | None = None) -> Tensor:
         """So much of the adapted answer, the rest of zero-shot's, (N, C)."""
-        share, centered = mixture
-        return (share * self.adapted_NC + (1 - share) * self.frozen(centered)).float()
+        adapted_NC = self.adapted_NC if adapted_NC is None else adapted_NC
+        frozen_NC = self.centered_NC if mixture.centered and self.centered_NC is not None else self.zero_NC
+        return (mixture.share * adapted_NC + (1 - mixture.share) * frozen_NC).float()
 
     def answers(self, choice: "Choice") -> tuple[Tensor, Tensor]:
         """The logits of what was chosen, and those of its texts alone, (N, C) both."""
         return self._mixed(self.adapted_NC, choice)
 
     def _mixed(self, adapted_NC: Tensor, choice: "Choice") -> tuple[Tensor, Tensor]:
-        texts_NC = choice.share * adapted_NC + (1 - choice.share) * self.frozen(choice.centered)
+        texts_NC = self.texts(Mixture(choice.share, choice.centered), adapted_NC)
         scores_NC = self.scores_LNC[self.solver.STRENGTHS.index(choice.strength)]
         both_NC = choice.text * texts_NC + choice.scale * scores_NC
         if choice.middle and self.middle_LNC is not None:
@@ -149,13 +144,14 @@ class Choice:
     ruled: bool = False  # whether that is as sure as it should be: chosen on features that training does not change
     images: int = 0
     zero_shot: float | None = None
+    centered_zero_shot: float | None = None  # where the method is centered
     adapted: float | None = None
     chosen: float | None = None
 
     @property
     def answer(self) -> str:
         """What the adapter answers with, in words."""
-        nothing = "zero-shot, centered" if self.centered else "zero-shot"
+        nothing = "centered zero-shot" if self.centered else "zero-shot"
         whole = {1.0: "adapted" if self.trained else "zero-shot", 0.0: nothing}
         texts = whole.get(self.share, f"{self.share:g} adapted, {1 - self.share:g} {nothing}")
         return f"{texts} + head" if self.scale or self.middle else texts
@@ -166,6 +162,8 @@ class Choice:
         if self.zero_shot is None:
             return f"too few shots to hold any out; the adapter answers with: {self.answer}"
         adapted = f", adapted {self.adapted:.1f} %" if self.trained else ""
+        if self.centered_zero_shot is not None:
+            adapted = f", centered {self.centered_zero_shot:.1f} %{adapted}"
         looked = " through the lens" * self.lensed
         if self.chosen is None:
             asked = f"accuracy on {self.images} shots when training left out their classes: zero-shot{looked}"
@@ -179,6 +177,7 @@ class Choice:
         """For the training record; the numbers themselves are the head's."""
         measured = {
             "zero-shot": self.zero_shot,
+            "centered zero-shot": self.centered_zero_shot,
             "adapted": self.adapted if self.trained else None,
             "chosen": self.chosen,
         }
@@ -277,12 +276,12 @@ def choose_head(
     return None if head.idle else head, choice, held and held.some(IMAGES)
 
 
-def _texts(seen: Seen, place: Tensor | slice = slice(None)) -> dict[str, Any]:
+def _texts(said: Seen | Said, place: Tensor | slice = slice(None)) -> dict[str, Any]:
     """What texts say about some of the images."""
-    first_NC = None if seen.first_NC is None else seen.first_NC[place]
+    centered_NC = None if said.centered_NC is None else said.centered_NC[place]
     return {
-        "labels_N": seen.labels_N[place], "zero_NC": seen.zero_NC[place],
-        "first_NC": first_NC, "adapted_NC": seen.adapted_NC[place],
+        "labels_N": said.labels_N[place], "zero_NC": said.zero_NC[place],
+        "centered_NC": centered_NC, "adapted_NC": said.adapted_NC[place],
     }  # fmt: skip
 
 
@@ -307,7 +306,7 @@ def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = N
     texts_NC = held.texts(mixture)
     parts = [_Part(held, texts_NC)]
     if every is not None:
-        parts += [_Part(held, held.frozen(True).float(), -1.0), _Part(every, every.frozen(True).float())]
+        parts += [_Part(held, held.zero_NC.float(), -1.0), _Part(every, every.zero_NC.float())]
     scales, fixed = held.solver.SCALES, FIXED[held.solver]
     pull = PULL / len(parts[-1].said.labels_N) if few else 0.0
     grid = list(product(range(len(held.solver.STRENGTHS)), TEXTS))
@@ -321,13 +320,11 @@ def choose(held: Said, shares: Sequence[float], how: str, every: Said | None = N
         more, chosen_N = _choose_middle(parts, sums, pull)
     if not (scale or more.scale) or _clearly_better(alone_N, chosen_N):
         text, scale, chosen_N, more = 1.0, 0.0, alone_N, Beyond()  # texts alone keep their own scale
-    zero_N, adapted_N = (held.texts(each).argmax(-1) == labels_N for each in (ZERO_SHOT, ADAPTED))
-    percent = [_percent(right_N) for right_N in (zero_N, adapted_N, chosen_N)]
     return Choice(
         strength=held.solver.STRENGTHS[place], text=more.beside * text, scale=more.beside * scale, share=mixture.share,
         centered=mixture.centered, how=how, images=count,
         beside=more.beside, middle=more.scale, middle_strength=more.strength,
-        zero_shot=percent[0], adapted=percent[1], chosen=percent[2],
+        chosen=_percent(chosen_N), **_alone([held]),
     )  # fmt: skip
 
 
@@ -338,7 +335,7 @@ def _best_mixture(asked: Sequence[Said], shares: Sequence[float]) -> Mixture:
         by_text = ([logp_of(text * each.texts(mixture), each.labels_N) for each in asked] for text in TEXTS)
         return max(torch.cat(logp).mean().item() for logp in by_text)
 
-    centered = all(each.first_NC is not None for each in asked)
+    centered = all(each.centered_NC is not None for each in asked)
     mixtures = [Mixture(share, centered and share < 1) for share in shares]
     if 0.0 not in shares:
         return max(mixtures, key=likely)
@@ -351,6 +348,13 @@ def _right(asked: Sequence[Said], mixture: Mixture) -> Tensor:
     return torch.cat([each.texts(mixture).argmax(-1) == each.labels_N for each in asked])
 
 
+def _alone(asked: Sequence[Said]) -> dict[str, Any]:
+    """Accuracy of the texts without a head, by those who may answer."""
+    centered = all(each.centered_NC is not None for each in asked)
+    kinds = {"zero_shot": ZERO_SHOT, "centered_zero_shot": CENTERED_ZERO_SHOT if centered else None, "adapted": ADAPTED}
+    return {name: None if mixture is None else _percent(_right(asked, mixture)) for name, mixture in kinds.items()}
+
+
 def _percent(right_N: Tensor) -> float:
     return 100 * right_N.double().mean().item()
 
@@ -360,7 +364,8 @@ class _Part:
     """Images that are asked, what their texts say, and how much they count.
 
     Only shots held out of a rehearsal have an answer of the adapted texts that can be believed. Of these alone the mean
-    would be noisy, as they are a quarter; but the head's scores and zero-shot's texts are there for all shots. So how
+    would be noisy, as they are a quarter; but the head's scores and zero-shot's texts, of which no shot has seen
+    anything, not even a center, are there for all shots. So how
     likely numbers make all shots with the adapted texts is estimated by a control variate: how likely they make all
     with zero-shot's texts, and by how much more the shots held out are with the adapted ones.
     """
@@ -470,7 +475,11 @@ def _rehearsed(
         solutions = [fitted.solution(strength) for strength in alone.solver.STRENGTHS]
         scores_LNC = torch.stack([seen.features_NF.double() @ weight.T + bias for weight, bias in solutions])
     return replace(
-        alone, first_NC=seen.first_NC, adapted_NC=seen.adapted_NC, scores_LNC=scores_LNC, cosines_NC=seen.cosines_NC
+        alone,
+        centered_NC=seen.centered_NC,
+        adapted_NC=seen.adapted_NC,
+        scores_LNC=scores_LNC,
+        cosines_NC=seen.cosines_NC,
     )
 
 
@@ -486,12 +495,8 @@ def _between_classes(
         others = ones.of_classes(left)
         seen = look_at(fresh, others, fresh.class_state(others.classes, novel=True), workers)
         asked.append(Said(**_texts(seen), scores_LNC=seen.zero_NC.new_zeros(0)))
-    zero_shot, adapted = (_percent(_right(asked, mixture)) for mixture in (ZERO_SHOT, ADAPTED))
     share, centered = _best_mixture(asked, SHARES)
-    return replace(
-        choice, share=share, centered=centered, how="classes left out", images=len(ones), zero_shot=zero_shot,
-        adapted=adapted,
-    )  # fmt: skip
+    return replace(choice, share=share, centered=centered, how="classes left out", images=len(ones), **_alone(asked))
 
 
 def _fresh(method: Method, train: Train, images: ImageSet, seed: int) -> Method:
@@ -503,12 +508,12 @@ def _fresh(method: Method, train: Train, images: ImageSet, seed: int) -> Method:
 
 
 def _join(parts: Sequence[HeldOut]) -> HeldOut:
-    firsts = [part.first_NC for part in parts if part.first_NC is not None]
+    firsts = [part.centered_NC for part in parts if part.centered_NC is not None]
     middles = [part.middle_LNC for part in parts if part.middle_LNC is not None]
     return HeldOut(
         labels_N=torch.cat([part.labels_N for part in parts]),
         zero_NC=torch.cat([part.zero_NC for part in parts]),
-        first_NC=torch.cat(firsts) if len(firsts) == len(parts) else None,
+        centered_NC=torch.cat(firsts) if len(firsts) == len(parts) else None,
         adapted_NC=torch.cat([part.adapted_NC for part in parts]),
         scores_LNC=torch.cat([part.scores_LNC for part in parts], 1),
         middle_LNC=torch.cat(middles, 1) if len(middles) == len(parts) else None,

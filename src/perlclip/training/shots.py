@@ -25,7 +25,7 @@ class Seen:
 
     labels_N: Tensor
     zero_NC: Tensor
-    first_NC: Tensor | None  # the same centered as the method is, if it is
+    centered_NC: Tensor | None  # the same centered as the method is, if it is
     adapted_NC: Tensor
     features_NF: Tensor
     v_KNE: Tensor
@@ -70,11 +70,11 @@ def look_at(method: Method, images: ImageSet, state: ClassState, workers: int = 
         said = *zero, logits_KBC[-1], method.scores(logits_KBC, v_KBE, state)
         found.append([each.cpu() for each in (*said, f_BF, v0_BE.float(), v_KBE.transpose(0, 1), m_BF)])
     joined = (torch.cat(parts) for parts in zip(*found, strict=True))
-    zero_NC, first_NC, adapted_NC, cosines_NC, features_NF, v0_NE, v_NKE, m_NF = joined
+    zero_NC, centered_NC, adapted_NC, cosines_NC, features_NF, v0_NE, v_NKE, m_NF = joined
     texts_CE = t0_CE if unchanged else method.class_embeddings(state)
     return Seen(
         labels_N=torch.as_tensor([int(label) for label in images.labels]), zero_NC=zero_NC,
-        first_NC=first_NC if method.center else None,
+        centered_NC=centered_NC if method.center else None,
         adapted_NC=adapted_NC, cosines_NC=cosines_NC, features_NF=features_NF, v_KNE=v_NKE.transpose(0, 1), v0_NE=v0_NE,
         texts_CE=texts_CE.float().cpu(), frozen=unchanged, middle_NF=m_NF if unchanged else None,
     )  # fmt: skip
