@@ -364,10 +364,10 @@ class _Part:
     """Images that are asked, what their texts say, and how much they count.
 
     Only shots held out of a rehearsal have an answer of the adapted texts that can be believed. Of these alone the mean
-    would be noisy, as they are a quarter; but the head's scores and zero-shot's texts, of which no shot has seen
-    anything, not even a center, are there for all shots. So how
+    would be noisy, as they are a quarter; but the head's scores and zero-shot's texts are there for all shots. So how
     likely numbers make all shots with the adapted texts is estimated by a control variate: how likely they make all
-    with zero-shot's texts, and by how much more the shots held out are with the adapted ones.
+    with zero-shot's texts, and by how much more the shots held out are with the adapted ones. Not centered: a rehearsal
+    has another center than all shots have, and what is taken off again must be what was added.
     """
 
     said: Said
