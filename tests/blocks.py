@@ -32,7 +32,7 @@ CANNOT = {
     r"^(make|pip) ": "sets up an environment, as this one was",
     r"^python -m benchmarks|^PYTHONPATH=src python scripts": "minutes to hours; small in tests/test_benchmarks.py",
     r"^perlclip bench (all|ablation|few-shot|base-to-novel --suite toybox)|^perlclip fit toybox": "trains for minutes",
-    r"--suite coop|coop:dtd": "needs the real data sets",
+    r"--suite coop|--suite SUITE/|coop:dtd": "needs the real data sets",
     r"^perlclip (serve|studio)|^curl|run_server|_backend": "runs until it is stopped; tests/serve and studio start it",
     r"s3://|google/siglip|onnxruntime-web": "needs a network",
     r"--executor ray": "needs a cluster; tests/batch starts one",
