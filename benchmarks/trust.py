@@ -211,7 +211,7 @@ def train_perl(folder: Path, name: str, seed: int, real: Path | None) -> None:
     backbone, data, began = (
         perlclip.load_backbone(clip, dtype="bfloat16" if real else "float32"),
         load(name),
-        time.time(),
+        time.perf_counter(),
     )
     method = perlclip.create_method("perl", backbone, seed=seed)
     places = drawn(torch.tensor([int(label) for label in data.train.labels]), seed)

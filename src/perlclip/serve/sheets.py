@@ -90,15 +90,9 @@ class Sheet:
     def bytes(self) -> int:
         """Memory that it takes."""
         own = (
-            self.first_off_C,
-            self.bias_C,
-            self.text_C,
-            self.trained_C,
-            self.middle,
-            self.middle_C,
-            self.mass,
-            self.mass_C,
-        )
+            self.first_off_C, self.bias_C, self.text_C, self.trained_C,
+            self.middle, self.middle_C, self.mass, self.mass_C,
+        )  # fmt: skip
         tensors = (*self.texts, *self.learned, self.center, self.first, *own)
         return sum(each.nbytes for each in tensors if each is not None)
 
