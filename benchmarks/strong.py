@@ -114,9 +114,11 @@ ROUNDS: dict[str, dict[str, Setting]] = {
         **{f"epochs {e}, anchor {a}": replace(TEN, epochs=e, anchor=a) for e in (20, 40) for a in (4, 16)},
         **{f"epochs {e}, through 0.5": replace(THROUGH, epochs=e) for e in (20, 40)},
     },
+    "steps": {f"{epochs} epochs": replace(THROUGH, epochs=epochs) for epochs in (5, 10, 20, 40, 80)},
 }
 CENTERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # shares of the shots' mean embedding taken off images before they meet texts
-SHARES = {"center": CENTERS, "through": (0.5, 0.75), "few": (0.75,)}  # of rounds that look at more than 0
+# Of rounds that look at more than 0.
+SHARES = {"center": CENTERS, "through": (0.5, 0.75), "few": (0.75,), "steps": (0.75,)}
 COLUMNS = ("set", "shots", "setting", "seed", "part", "readout", "accuracy", "images")
 
 

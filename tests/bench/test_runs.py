@@ -156,6 +156,13 @@ def test_the_adapter_beside_it_answers_as_recorded(done):
     assert result.metrics() == records[1]["metrics"]["base"] == adapter.info["metrics"]["base"]
 
 
+def test_few_images_are_looked_at_as_often_as_by_fit(tmp_path):
+    one, *_ = grid(methods=["perl"], seeds=[1], recipe="strong", settings={"perl": {"steps": 1, "depth": 11}})
+    (record,) = run_all([one], Store(tmp_path))
+    assert (record["fit"]["images"], record["fit"]["recipe"]["epochs"]) == (8, 40)
+    assert record["recipe"] == {**record["fit"]["recipe"], "epochs": 10}  # which is known before the images are
+
+
 def test_complete_runs_are_not_done_again(done, monkeypatch, capsys):
     store, records = done
     monkeypatch.setattr(performing, "perform", None)

@@ -67,7 +67,7 @@ def test_fit_trains_by_the_number_of_shots(train_set):  # noqa: F811
     made = perlclip.create_method("provp", tiny, recipe="original-few-shot")
     with pytest.raises(perlclip.PerlclipError, match="shots=2 goes with a recipe"):
         perlclip.create_method("provp", tiny, shots=2)
-    name, found = _resolve(made, None, "", few.shots)
+    name, found = _resolve(made, None, "", few)
     assert (name, found.epochs, made.config.weight, made.config.tokens) == ("original-few-shot", 100, 0.0, 50)
     assert perlclip.create_method("provp", tiny, recipe="original-few-shot", shots=2).config == made.config
 
@@ -93,18 +93,17 @@ def test_on_other_sets_tcp_and_provp_say_what_their_authors_say_there(tiny):
         assert torch.equal(tcp.encode_text(tcp.class_state(cars)), told.encode_text(told.class_state(cars)))
 
 
-def test_fewer_shots_are_looked_at_more_often(backbone, tree):
-    """By `strong`; of a folder the images of its classes are counted."""
-    assert [recipe("perl", "strong", shots=n).epochs for n in (0, 1, 2, 3, 4, 5, 16)] == [10, 40, 40, 20, 20, 10, 10]
-    assert recipe("perl", "fast", shots=1).epochs == 1
-    images = perlclip.load_images(tree)
-    for some, epochs in ((range(0, 24, 2), 20), (range(0, 24, 8), 40)):  # four of each class, and one
-        few = replace(images.select(some), shots=None)
+def test_few_images_are_looked_at_more_often(backbone, tree):
+    """By `strong`: as many epochs as 480 batches of four take, ten to forty; a recipe of one's own is taken to the letter."""
+    images = [0, 1, 20, 80, 96, 188, 192, 1000]
+    assert [recipe("perl", "strong", images=n).epochs for n in images] == [10, 40, 40, 24, 20, 11, 10, 10]
+    assert recipe("perl", "fast", images=1).epochs == recipe("perl", "extended", images=1).epochs - 4 == 1
+    few = perlclip.load_images(tree).select(range(0, 24, 8))
+    how = {"lens": "plain", "head": False, "thresholds": False, "progress": False}
+    for given, epochs in ((None, 40), ("strong", 40), (replace(recipe("perl", "strong"), epochs=3), 3)):
         method = perlclip.create_method("perl", backbone, steps=1, depth=11)
-        found = perlclip.fit(method, few, lens="plain", head=False, thresholds=False, progress=False)
-        assert found.training["recipe"]["epochs"] == epochs
-    few = replace(few, shots=16)
-    assert perlclip.fit(method, few, head=False, thresholds=False, progress=False).training["recipe"]["epochs"] == 10
+        found = perlclip.fit(method, few, recipe=given, **how)
+        assert found.training["recipe"]["epochs"] == epochs == found.steps
 
 
 def test_imagenet_runs_of_mmrl_have_five_epochs():

@@ -4,7 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -110,7 +110,7 @@ def plan(run: Run) -> dict[str, Any]:
     """Recipe and settings in full: what the run would be done with now, as far as that needs no weights and no data."""
     recipe, settings = _recipe(run)
     config = method_class(run.method).config_class(**settings)
-    return as_json({"recipe": asdict(recipe) if recipe else None, "config": config.as_dict()})
+    return as_json({"recipe": recipe.as_dict() if recipe else None, "config": config.as_dict()})
 
 
 def resolve(run: Run, workspace: Workspace) -> dict[str, Any]:
@@ -238,6 +238,7 @@ def _train(run: Run, workspace: Workspace, store: Store) -> Trained:
     found = _trained_before(run, images, workspace, store)
     if found is not None:
         return replace(found, shots=shots)
+    recipe = recipe.trained_on(len(images))
     checkpoint = store.home(run) / CHECKPOINT
     interrupted = checkpoint.exists()
     while True:

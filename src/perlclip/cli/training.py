@@ -131,7 +131,7 @@ def fit(
     recipe, dataset = recipe or default_recipe(method), published_name(data)
     dataset = dataset if dataset in ruled_datasets() else ""
     number = train.shots_each
-    chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset, number)[0], **given)
+    chosen = replace(perlclip.find_recipe(method, recipe, backbone, dataset, number, len(train))[0], **given)
     loaded = load()
     clock("loading the backbone")
     if check:

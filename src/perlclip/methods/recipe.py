@@ -7,7 +7,7 @@ number; and for PERL our `strong`, with `extended`, which was the default before
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from perlclip.backbone.load import EMBEDDED
@@ -37,6 +37,9 @@ class Recipe:
     drop_last: bool = False
     eps: float = 1e-8  # of Adam and AdamW
     average: tuple[float, float] | None = None  # mean and deviation, in epochs, of a Gaussian average of the weights
+    # Of few images each is looked at more often, until that many batches are trained on, or that many epochs are over.
+    least_steps: int = 0
+    most_epochs: int = 0
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
@@ -49,6 +52,16 @@ class Recipe:
             raise PerlclipError(f"the deviation of the average must be positive, got {self.average[1]}")
         if not 0 < self.lr <= 10:
             raise PerlclipError(f"learning rate must be positive and at most 10, got {self.lr}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data, for files; what version 0.1.0 did not have only where it says something."""
+        return {key: value for key, value in asdict(self).items() if value or key not in ("least_steps", "most_epochs")}
+
+    def trained_on(self, images: int) -> "Recipe":
+        """The same with the epochs that so many images take."""
+        batches = math.ceil(images / self.batch_size)
+        enough = min(self.most_epochs, math.ceil(self.least_steps / max(1, batches)))
+        return replace(self, epochs=max(self.epochs, enough))
 
     def rate(self, epoch: int) -> float:
         """Learning rate of epoch 0, 1, …; a warm-up at a constant rate does not use up the schedule's epochs."""
@@ -106,13 +119,13 @@ EVERYONE = [Rule(backbone=name, changes={"crop_scale": (0.5, 1.0)}) for name in 
 
 
 def apply_rules(
-    recipe: Recipe, rules: Iterable[Rule], name: str, backbone: str, dataset: str, shots: int = 0
+    recipe: Recipe, rules: Iterable[Rule], name: str, backbone: str, dataset: str, shots: int = 0, images: int = 0
 ) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe as it is for a backbone, a data set and a number of shots, and the settings it wants of the method."""
+    """The recipe as it is for a backbone, a data set, shots and images, and the settings it wants of the method."""
     settings: dict[str, Any] = {}
     for rule in (*EVERYONE, *rules):
         here = name in (rule.recipes or (name,)) and rule.dataset in ("", dataset) and rule.backbone in ("", backbone)
         if here and (rule.shots is None or rule.shots[0] <= shots <= rule.shots[1]):
             recipe = replace(recipe, **rule.changes)
             settings |= rule.settings
-    return recipe, settings
+    return recipe.trained_on(images) if images else recipe, settings

@@ -118,11 +118,12 @@ def ruled_datasets() -> set[str]:
 
 
 def find_recipe(
-    method: str, name: str, backbone: str = "", dataset: str = "", shots: int = 0
+    method: str, name: str, backbone: str = "", dataset: str = "", shots: int = 0, images: int = 0
 ) -> tuple[Recipe, dict[str, Any]]:
     """A recipe of a method on a backbone and a data set, and the settings it wants of the method.
 
-    Some authors train otherwise on fewer `shots` than their usual 16, which 0 stands for.
+    Some authors train otherwise on fewer `shots` than their usual 16, which 0 stands for. PERL's `strong` has more
+    epochs for few `images`; 0 are as many as need no more.
     """
     cls = method_class(method)
     if not cls.recipes:
@@ -131,7 +132,7 @@ def find_recipe(
         raise unknown_name(f"recipe of method {method!r}:", name, cls.recipes)
     if dataset and dataset not in ruled_datasets():
         raise unknown_name("data set with settings of its own:", dataset, ruled_datasets())
-    return apply_rules(cls.recipes[name], cls.rules, name, backbone, dataset, shots)
+    return apply_rules(cls.recipes[name], cls.rules, name, backbone, dataset, shots, images)
 
 
 def create_method(

@@ -321,10 +321,15 @@ class Worker:
 
     def _until_recorded(self) -> int:
         """Trainings after which a size of batch has come often enough to be recorded."""
-        recipe = self.recipe
-        if not isinstance(recipe, Recipe):
-            recipe = find_recipe("perl", recipe or default_recipe("perl"), self.backbone.name)[0]
-        return -(-RECORD_AFTER // recipe.epochs)
+        return -(-RECORD_AFTER // self._recipe[1].epochs)
+
+    @property
+    def _recipe(self) -> tuple[str, Recipe]:
+        """Its name, and itself as for many images: by more epochs for few somebody would wait four times as long."""
+        if isinstance(self.recipe, Recipe):
+            return "own", self.recipe
+        name = self.recipe or default_recipe("perl")
+        return name, find_recipe("perl", name, self.backbone.name)[0]
 
     def _shots(self, labels: Labels, places: Sequence[int]) -> ImageSet:
         """Labelled images to train on, decoded; those of the last training whose files are the same are not read again.
@@ -347,10 +352,9 @@ class Worker:
         return found
 
     def _new(self) -> Method:
-        """PERL, trained as with many shots: by more epochs for fewer labels somebody would wait four times as long."""
         if isinstance(self.recipe, Recipe):
             return create_method("perl", self.backbone)
-        return create_method("perl", self.backbone, recipe=self.recipe or default_recipe("perl"), shots=SHOTS)
+        return create_method("perl", self.backbone, recipe=self._recipe[0])
 
     def _fit(self, some: ImageSet, **how: Any) -> FitResult:
         """PERL from its beginning. One method is trained again and again, as its recorded steps go with its tensors."""
@@ -358,13 +362,14 @@ class Worker:
         if kept is None or kept.classes != some.classes:
             kept = self._gradients = Gradients(self._new(), some.classes)
         _copy_parameters(made, kept.method)
-        fitted = fit(kept.method, some, recipe=self.recipe, gradients=kept, **how)
+        name, recipe = self._recipe
+        fitted = fit(kept.method, some, recipe=recipe, gradients=kept, **how)
         _copy_parameters(kept.method, made)
         made.config = kept.method.config
         if self.backbone.device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self.backbone.device)
             self._gradients = kept if free > ROOM * total else None
-        return replace(fitted, method=made.eval())
+        return replace(fitted, method=made.eval(), training={**fitted.training, "recipe_name": name})
 
     def _export(self) -> bool:
         """Adapter, labels and report into the folder for them; trained on all labels, if so asked."""

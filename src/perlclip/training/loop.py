@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from copy import copy, deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,9 @@ def fit(
     """Train a method's own parameters on labelled images.
 
     A recipe is `fast` (one epoch), `original` (the authors' own, if need be for one `dataset` of CoOp's fifteen),
-    `strong` (PERL's default, ours, with more epochs for few shots), or one of your own; the default is the one the
-    method was created for, or else `strong` or `original`. A recipe whose settings the method does not have is
-    refused. PERL's thresholds for adaptive thinking are set at the end, unless `thresholds=False`.
+    `strong` (PERL's default, ours, with more epochs for few images), or one of your own, taken to the letter; the
+    default is the one the method was created for, or else `strong` or `original`. A recipe whose settings the method
+    does not have is refused. PERL's thresholds for adaptive thinking are set at the end, unless `thresholds=False`.
 
     `lens="auto"` chooses how images are shown to the frozen tower, by the shots: as they are, or through one of
     `perlclip.backbone.LENSES` (`choose_lens`). Another name is that lens. A method that was made with a lens keeps it,
@@ -139,7 +139,7 @@ def fit(
         raise PerlclipError("the training set has no images")
     train_set, _ = readable(train_set, progress=progress)  # now, not in the middle of the training
     alone, began = head and not method.num_trainable, time.perf_counter()
-    name, found = ("", Recipe()) if alone else _resolve(method, recipe, dataset, train_set.shots_each)
+    name, found = ("", Recipe()) if alone else _resolve(method, recipe, dataset, train_set)
     if gradients and (gradients.method is not method or gradients.classes != train_set.classes):
         raise PerlclipError("the gradients given are those of another method or of other classes")
     path = Path(checkpoint) if checkpoint else None
@@ -292,7 +292,7 @@ def _describe(method: Method, train_set: ImageSet, seed: int, recipe: Recipe | N
     return {
         "method": method.name,
         "config": config_dict(method),
-        "recipe": asdict(recipe) if recipe else None,
+        "recipe": recipe.as_dict() if recipe else None,
         "seed": seed,
         "dtype": backbone.dtype_name,
         "backbone": backbone.fingerprint,
@@ -451,7 +451,7 @@ class _Run:
         )
 
 
-def _resolve(method: Method, recipe: str | Recipe | None, dataset: str, shots: int) -> tuple[str, Recipe]:
+def _resolve(method: Method, recipe: str | Recipe | None, dataset: str, train_set: ImageSet) -> tuple[str, Recipe]:
     """The recipe and its name.
 
     Settings that it wants and that no parameter depends on are made, unless the method's maker chose others; a method
@@ -462,8 +462,9 @@ def _resolve(method: Method, recipe: str | Recipe | None, dataset: str, shots: i
     if isinstance(recipe, Recipe):
         return "own", recipe
     made_for, made_on, made_with = method.made_for
-    name, dataset, shots = recipe or made_for or default_recipe(method.name), dataset or made_on, made_with or shots
-    found, wanted = find_recipe(method.name, name, method.backbone.name, dataset, shots)
+    name, dataset = recipe or made_for or default_recipe(method.name), dataset or made_on
+    shots = made_with or train_set.shots_each
+    found, wanted = find_recipe(method.name, name, method.backbone.name, dataset, shots, len(train_set))
     if made_for:  # the settings of another recipe are no longer wanted
         made = find_recipe(method.name, made_for, method.backbone.name, made_on, made_with)[1]
         wanted = {key: getattr(method.config_class(), key) for key in made} | wanted
