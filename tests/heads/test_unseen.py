@@ -18,7 +18,7 @@ from perlclip.heads.unseen import NewClasses, means_of
 from perlclip.text.classes import Classes
 from perlclip.training import choose_unseen as choosing
 from perlclip.training.choose_unseen import FEW, PLAIN, choose_unseen
-from tests.common import UNSEEN, gaussian_head, random_pixels
+from tests.common import UNSEEN, gaussian_head, loud, random_pixels
 
 NAMES = ("red", "green grass", "blue", "cat")
 NEW = ("violet", "boat")
@@ -180,9 +180,12 @@ def test_a_list_of_new_classes_is_answered_by_its_rule(backbone, images, name):
     assert not torch.allclose(asked.logits(images), texts_BC, atol=0.1)
 
 
+@pytest.mark.parametrize("gained", [None, 0.5])
 @torch.no_grad()
-def test_in_a_list_with_both_the_rule_says_how_probable_either_are_together(backbone, images):
-    method, head = perlclip.create_method("perl", backbone, seed=3).eval(), gaussian_head(backbone, NAMES)
+def test_in_a_list_with_both_the_rule_says_how_probable_either_are_together(backbone, images, gained):
+    """With the frozen texts, or with the trained ones and what training has added to their odds taken off."""
+    method = loud(perlclip.create_method("perl", backbone, seed=3, readout="mean")).eval()
+    head = gaussian_head(backbone, NAMES, unseen=replace(UNSEEN, gained=gained), share=0.75)
     names, rule = ("violet", "Red", "boat", "cat"), UNSEEN.among
     p = answering(method, names, head).logits(images).softmax(-1)
     t_CE, t_LE = (backbone.encode_text(Classes.spoken(each).prompts()) for each in (NAMES, names))
@@ -190,8 +193,11 @@ def test_in_a_list_with_both_the_rule_says_how_probable_either_are_together(back
     means = torch.stack([kept.means_CE[0], kept.means_CE[3], *means_of(kept, t_CE, t_LE[[0, 2]], rule)])[[2, 0, 3, 1]]
     weight, bias = kept.scores_of(means, rule.strength)
     v_BE = backbone.encode_image(images)
-    joint = rule.text * backbone.logit_scale * v_BE @ t_LE.T + rule.scale * (v_BE.double() @ weight.T + bias)
-    odds = joint[:, [1, 3]].logsumexp(-1) - joint[:, [0, 2]].logsumexp(-1) + UNSEEN.offset
+    texts = backbone.logit_scale * v_BE @ t_LE.T
+    if gained is not None:
+        texts = 0.75 * method.logits(images, method.class_state(Classes.spoken(names))) + 0.25 * texts
+    joint = rule.text * texts + rule.scale * (v_BE.double() @ weight.T + bias)
+    odds = joint[:, [1, 3]].logsumexp(-1) - joint[:, [0, 2]].logsumexp(-1) + UNSEEN.offset - (gained or 0)
     got = (p[:, [1, 3]].sum(-1) / p[:, [0, 2]].sum(-1)).log()
     torch.testing.assert_close(got.double(), odds.double(), atol=1e-3, rtol=1e-3)
     alone = answering(method, ("red", "cat"), head).logits(images).softmax(-1)
@@ -216,14 +222,17 @@ def test_a_head_that_is_silent_about_its_classes_may_speak_about_new_ones(backbo
     assert torch.equal(*(answering(method, NEW, each).logits(images) for each in (head, loud)))
 
 
+@pytest.mark.parametrize("gained", [None, -0.25])
 @pytest.mark.parametrize("shots", [2, 40], ids=["fewer shots than numbers", "more"])
-def test_saved_and_loaded_it_answers_the_same_and_counts(backbone, tmp_path, images, shots):
-    method = perlclip.create_method("perl", backbone, seed=3, steps=2)
-    head = gaussian_head(backbone, NAMES, shots=shots, text=0.25)
+def test_saved_and_loaded_it_answers_the_same_and_counts(backbone, tmp_path, images, shots, gained):
+    method, unseen = perlclip.create_method("perl", backbone, seed=3, steps=2), replace(UNSEEN, gained=gained)
+    head = gaussian_head(backbone, NAMES, shots=shots, text=0.25, unseen=unseen)
     adapter = Adapter(method=method.eval(), class_names=NAMES, template="a {}.", head=head)
     folder = adapter.save(tmp_path / "adapter")
     loaded, info = perlclip.load_adapter(folder, backbone=backbone), read_info(folder)
-    assert loaded.head.unseen == UNSEEN and loaded.fingerprint == adapter.fingerprint and info["format_version"] == 3
+    assert loaded.head.unseen == unseen and loaded.fingerprint == adapter.fingerprint
+    assert info["format_version"] == (3 if gained is None else 6)
+    assert info["head"]["unseen"].get("gained") == gained
     rows = len(NAMES) + 1 + len(head.gaussians.directions_RE)
     assert info["head"]["numbers"] == head.numbers == rows * backbone.embed_dim
     with torch.no_grad():
@@ -232,8 +241,9 @@ def test_saved_and_loaded_it_answers_the_same_and_counts(backbone, tmp_path, ima
             assert torch.equal(one, two)
     perlclip.save_adapter(loaded, tmp_path / "again")
     assert (tmp_path / "again" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
-    other = replace(adapter, head=replace(head, unseen=replace(UNSEEN, offset=1.0)))
-    assert other.fingerprint != adapter.fingerprint
+    for other in (replace(unseen, offset=1.0), replace(unseen, gained=1.0)):
+        assert replace(adapter, head=replace(head, unseen=other)).fingerprint != adapter.fingerprint
+    assert head.without_middle().unseen == UNSEEN  # those who have frozen embeddings alone have no trained texts
 
 
 @pytest.mark.parametrize(
@@ -261,6 +271,9 @@ def test_a_rule_is_checked():
     for wrong in (dict(text=-1.0), dict(scale=float("nan")), dict(strength=1.0)):
         with pytest.raises(PerlclipError):
             NewClasses(**wrong)
+    for wrong in (dict(offset=float("inf")), dict(gained=2e6)):
+        with pytest.raises(PerlclipError, match="what training added"):
+            replace(UNSEEN, **wrong)
 
 
 def test_ridge_regression_makes_no_such_head(backbone):

@@ -94,7 +94,7 @@ def test_on_other_sets_tcp_and_provp_say_what_their_authors_say_there(tiny):
 
 
 def test_few_images_are_looked_at_more_often(backbone, tree):
-    """By `strong`: as many epochs as 480 batches of four take, ten to forty; a recipe of one's own is taken to the letter."""
+    """By `strong`: as many epochs as 480 batches of four take, ten to forty; a recipe of one's own is left as it is."""
     images = [0, 1, 20, 80, 96, 188, 192, 1000]
     assert [recipe("perl", "strong", images=n).epochs for n in images] == [10, 40, 40, 24, 20, 11, 10, 10]
     assert recipe("perl", "fast", images=1).epochs == recipe("perl", "extended", images=1).epochs - 4 == 1

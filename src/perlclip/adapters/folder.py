@@ -38,8 +38,9 @@ from perlclip.thinking.thresholds import Thresholds
 from perlclip.trust.record import Trust
 
 # 2 has a linear head, 3 one of Gaussians, 4 one that also reads the image tower's middle, 5 one with a centered part of
-# zero-shot's answer: earlier versions of perlclip would answer without them.
-FORMAT_VERSIONS = (1, 2, 3, 4, 5)
+# zero-shot's answer, 6 one that asks trained texts whether a class is new: earlier versions of perlclip would answer
+# without them.
+FORMAT_VERSIONS = (1, 2, 3, 4, 5, 6)
 CONFIG, WEIGHTS, CARD = "adapter_config.json", "adapter_model.safetensors", "README.md"
 OWN_HASH = "config_sha256"  # of all other fields; adapters of 0.1.0 have none
 LARGEST = {CONFIG: 64 * MIB, WEIGHTS: 1024 * MIB, CARD: 16 * MIB}
@@ -464,6 +465,8 @@ def _read_weights(folder: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
 def _format(head: Head | None) -> int:
     if head is None:
         return 1
+    if head.unseen is not None and head.unseen.gained is not None:
+        return 6
     if head.centered:
         return 5
     if head.middle is not None:

@@ -21,8 +21,8 @@ from perlclip.thinking.policy import Answer, Plan, Stages, image_trajectory, req
 class Answering:
     """A method with a class list, and what a head adds to each class on it: text l_text + W f + M m + b.
 
-    In a list with trained classes and new ones, `mass` (a weight and a bias for features, or else the texts) says how
-    probable the classes of either kind are together.
+    In a list with trained classes and new ones, `mass` (a weight and a bias for features, to which `mass_text` times
+    the texts are added; or else the texts) says how probable the classes of either kind are together.
     """
 
     def __init__(self, method: Method, state: ClassState, head: Head | None = None) -> None:
@@ -32,6 +32,7 @@ class Answering:
         self.weight_CF: Tensor | None = None
         self.beyond: tuple[Tensor, Tensor] | None = None  # the middle's weight and bias
         self.mass: tuple[Tensor, Tensor] | None = None
+        self.mass_text = 0.0
         if self.head is None:
             return
         if self.head.share < 1:
@@ -73,9 +74,13 @@ class Answering:
             w_CE, b_C = (rule.scale * each for each in kept.scores_of(means_CE, rule.strength))
             weight_CF[new], bias_C[new], text_C[new] = w_CE[new].float(), b_C[new].float(), rule.text
             if known:
-                weight = w_CE + rule.text * self.method.backbone.logit_scale * t_CE.double()
-                b_C = b_C + unseen.offset * trained_C - rule.text * self.method.taken_off(t_CE)
-                self.mass = self._there(weight.float()), self._there(b_C.float())
+                b_C = b_C + unseen.balance * trained_C
+                if unseen.gained is None:
+                    w_CE = w_CE + rule.text * self.method.backbone.logit_scale * t_CE.double()
+                    b_C = b_C - rule.text * self.method.taken_off(t_CE)
+                else:
+                    self.mass_text = rule.text
+                self.mass = self._there(w_CE.float()), self._there(b_C.float())
         self.weight_CF, self.bias_C, self.text_C, self.trained_C = map(
             self._there, (weight_CF, bias_C, text_C, trained_C)
         )
@@ -138,8 +143,7 @@ class Answering:
             return texts_BC, texts_BC
         with full_precision(texts_BC.device):
             if self.t0_CE is not None:
-                zero_BC = self._zero_shot(self.method.backbone.encode_image(images), self.t0_CE)
-                texts_BC = head.share * texts_BC + (1 - head.share) * zero_BC
+                texts_BC = self._texts_of(texts_BC, self.method.backbone.encode_image(images))
             if self.weight_CF is None:
                 return texts_BC, texts_BC
             both_BC = self._sum(texts_BC, self._features(v_KBE)[-1], more_BC)
@@ -176,22 +180,39 @@ class Answering:
         head = self.head
         assert head is not None
         with full_precision(logits.device):
-            if self.t0_CE is not None:
-                zero = self._zero_shot(v0_BE, self.t0_CE)
-                logits = head.share * logits + (1 - head.share) * zero
+            logits = self._texts_of(logits, v0_BE)
             if self.weight_CF is None:
                 return logits
             both = self._sum(logits, seen, more_BC)
             if not self.mixed:
                 return both
-            if self.mass is None:
-                mass = logits + head.offset * self.trained_C
-            else:
-                mass = seen @ self.mass[0].T + self.mass[1]
-                if more_BC is not None and head.middle is not None:
-                    mass = mass + head.middle.among * more_BC
+            mass = self._mass(logits, seen, more_BC)
             known, other = (_together(mass, kind_C) - _together(both, kind_C) for kind_C in self.kinds)
             return both + torch.where(self.trained_C, known, other).detach()  # which is no class's own
+
+    def lead(self, logits_BC: Tensor, v_KBE: Tensor) -> Tensor:
+        """Log-odds of trained classes against new ones in a list that has both, without the tower's middle: (B,)."""
+        with full_precision(logits_BC.device):
+            mass_BC = self._mass(self._texts_of(logits_BC, v_KBE[0]), self._features(v_KBE)[-1], None)
+            known_B1, new_B1 = (_together(mass_BC, kind_C) for kind_C in self.kinds)
+        return (known_B1 - new_B1)[:, 0]
+
+    def _texts_of(self, logits: Tensor, v0_BE: Tensor) -> Tensor:
+        """The method's logits with zero-shot's share."""
+        if self.t0_CE is None or self.head is None:
+            return logits
+        return self.head.share * logits + (1 - self.head.share) * self._zero_shot(v0_BE, self.t0_CE)
+
+    def _mass(self, texts: Tensor, seen: Tensor, more_BC: Tensor | None) -> Tensor:
+        """Logits whose sums over trained and new classes say how probable they are together, (…, B, C)."""
+        head = self.head
+        assert head is not None
+        if self.mass is None:
+            return texts + head.offset * self.trained_C
+        mass = seen @ self.mass[0].T + self.mass[1]
+        if self.mass_text:
+            mass = mass + self.mass_text * texts
+        return mass if more_BC is None or head.middle is None else mass + head.middle.among * more_BC
 
     def _zero_shot(self, v0_BE: Tensor, t0_CE: Tensor) -> Tensor:
         """What the frozen CLIP says, (B, C)."""

@@ -14,7 +14,7 @@ Shapes: k stands for the steps 0..k, B images, C classes, E embedding width, F t
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite, sqrt
 from typing import Any
 
@@ -117,17 +117,18 @@ class Head:
         return replace(self, scale=0.0, unseen=None, middle=None)
 
     def without_middle(self) -> "Head":
-        """What it says to those who have embeddings alone, with the numbers that were chosen for that."""
+        """What it says to those who have frozen embeddings alone, with the numbers that were chosen for that."""
+        unseen = self.unseen and replace(self.unseen, gained=None)
         if self.middle is None:
-            return self
-        beside, unseen = self.middle.beside, self.unseen and replace(self.unseen, offset=self.middle.offset)
+            return replace(self, unseen=unseen)
+        beside, unseen = self.middle.beside, unseen and replace(unseen, offset=self.middle.offset)
         return replace(self, text=self.text / beside, scale=self.scale / beside, unseen=unseen, middle=None)
 
     def as_json(self) -> dict[str, Any]:
         """What is no tensor, for an adapter's config."""
         words = {name: getattr(self, name) for name in (*NUMBERS, "strength", "features")}
         words |= {"centered": True} if self.centered else {}
-        unseen = {"unseen": asdict(self.unseen)} if self.unseen else {}
+        unseen = {"unseen": self.unseen.as_json()} if self.unseen else {}
         middle = {"middle": self.middle.as_json()} if self.middle else {}
         return {**words, **unseen, **middle, "numbers": self.numbers}
 
@@ -196,7 +197,7 @@ def _read_gaussians(
     if (
         means_CE.shape != (len(class_names), width) or center_E.shape != (width,) or numbers.ndim != 1
         or directions_RE.ndim != 2 or directions_RE.shape[1] != width or len(directions_RE) > width
-        or len(numbers) - 3 not in (0, UNSEEN)
+        or len(numbers) - 3 not in (0, *UNSEEN)
     ):  # fmt: skip
         shapes = [tuple(part.shape) for part in parts]
         raise PerlclipError(f"a head for {len(class_names)} classes has tensors of shape {shapes}")
@@ -204,7 +205,7 @@ def _read_gaussians(
         raise PerlclipError("a head holds numbers that are not finite, or directions that lead nowhere")
     spread, rest, strength, *more = numbers.tolist()
     unseen = Unseen.read(more) if more else None
-    if strength != data["strength"] or data.get("unseen") != (unseen and asdict(unseen)) or data["features"] == "all":
+    if strength != data["strength"] or data.get("unseen") != (unseen and unseen.as_json()) or data["features"] == "all":
         raise PerlclipError("the settings of its head are not those in its tensor file")
     if not (SMALLEST <= spread <= LARGEST and 0 <= rest <= LARGEST):
         raise PerlclipError(f"a head has variances between {SMALLEST:g} and {LARGEST:g}, got {spread} and {rest}")

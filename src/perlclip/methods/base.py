@@ -184,6 +184,10 @@ class Method(nn.Module):
         images = self.frozen(images)
         return self.trajectory(images, state), self.encode_image_steps(images)
 
+    def answers(self, v_KBE: Tensor, state: ClassState) -> Tensor | None:
+        """The logits of images with these embeddings of every step, (B, C); None where it takes more than these."""
+        return self.similarity(v_KBE[-1], self.class_embeddings(state)) if self.sees_as_clip else None
+
     def scores(self, logits_KBC: Tensor, v_KBE: Tensor, state: ClassState) -> Tensor:
         """Of what `look` gave, each class's score whatever the others are: scale times cosine, last step, (B, C)."""
         return logits_KBC[-1]

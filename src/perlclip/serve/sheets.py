@@ -51,6 +51,7 @@ class Sheet:
     among: float = 0.0  # how much of that is in `mass`
     mass: Tensor | None = None  # (C, E), by which it is said how probable either are together, if not by the texts
     mass_C: Tensor | None = None
+    mass_text: float = 0.0  # how much of the texts is in it
 
     @classmethod
     @torch.no_grad()
@@ -84,6 +85,7 @@ class Sheet:
             learned=tuple(part_CE / sqrt(pieces) for part_CE in answering.weight_CF.chunk(pieces, 1)),
             text_C=answering.text_C - 1, trained_C=answering.trained_C.float(), mixed=answering.mixed,
             middle=middle, middle_C=middle_C, among=head.middle.among if head.middle else 0.0, mass=mass, mass_C=mass_C,
+            mass_text=answering.mass_text,
         )  # fmt: skip
 
     @property
@@ -231,6 +233,7 @@ class Sheets:
             found_bC = self._dot(seen_BE, mine, [self.sheets[i].mass for i in mine], scaled=False)
             bias_BC = self._spread([sheet.mass_C for sheet in self.sheets], v_KBE)
             bias_BC = bias_BC + self._column("among", v_KBE.device) * more_BC
+            bias_BC = bias_BC + self._column("mass_text", v_KBE.device) * texts_BC
             texts_BC = _put(texts_BC, mine, found_bC + bias_BC[_places(mine, v_KBE)])
         return texts_BC
 

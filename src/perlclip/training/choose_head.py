@@ -38,6 +38,7 @@ from perlclip.heads.unseen import Unseen
 from perlclip.methods.base import ClassState, Method
 from perlclip.methods.seeding import Seeded
 from perlclip.threads import one_thread
+from perlclip.training.added_odds import added_odds
 from perlclip.training.choose_unseen import FEWEST, choose_unseen
 from perlclip.training.shots import FEATURES, Seen, look_at
 from perlclip.trust.rejection import class_means
@@ -273,6 +274,9 @@ def choose_head(
         share=choice.share, centered=choice.centered, features=FEATURES, unseen=unseen,
         middle=looked and _middle(method, looked, choice, among, offset),
     )  # fmt: skip
+    gained = added_odds(method, seen, state.classes, head, seed)
+    if unseen is not None and gained is not None:
+        head = replace(head, unseen=replace(unseen, gained=gained))
     return None if head.idle else head, choice, held and held.some(IMAGES)
 
 

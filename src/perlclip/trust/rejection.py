@@ -52,6 +52,12 @@ def known_words(backbone: Backbone) -> list[str]:
     return [word for word, ids in zip(words, pieces, strict=True) if len(ids) <= len(word.split())]
 
 
+def free_words(backbone: Backbone, classes: Classes) -> list[str]:
+    """Those of them that are in no class's name."""
+    named = {word for name in classes.names for word in spelling(name).split()}
+    return [word for word in known_words(backbone) if not set(word.split()) & named]
+
+
 @dataclass(frozen=True)
 class FarWords:
     """What is far from a list of classes, beside the classes, as the frozen CLIP's texts."""
@@ -65,8 +71,7 @@ class FarWords:
     @torch.no_grad()
     def of(cls, backbone: Backbone, classes: Classes) -> "FarWords | None":
         """Encoded once for a list of classes; None where the backbone knows too few words."""
-        named = {word for name in classes.names for word in spelling(name).split()}
-        words = [word for word in known_words(backbone) if not set(word.split()) & named]
+        words = free_words(backbone, classes)
         if len(words) < FEWEST:
             return None
         t_CE = backbone.encode_text(classes.prompts()).float()
