@@ -110,7 +110,7 @@ ROUNDS: dict[str, dict[str, Setting]] = {
         "step biases": replace(TEN, affine=False, step_biases=True),  # as many numbers
     },
     "few": {
-        **{f"epochs {epochs}": replace(TEN, epochs=epochs) for epochs in (10, 20, 40, 80)},
+        **{f"epochs {epochs}": replace(TEN, epochs=epochs) for epochs in (20, 40)},
         **{f"epochs {e}, anchor {a}": replace(TEN, epochs=e, anchor=a) for e in (20, 40) for a in (4, 16)},
         **{f"epochs {e}, through 0.5": replace(THROUGH, epochs=e) for e in (20, 40)},
     },

@@ -28,7 +28,8 @@ from perlclip.viz.style import BLUE, GREY, VERMILION, look
 SHOTS = (
     ("toybox, eleven sets", "shots-toybox.csv", ()),
     ("EuroSAT", "shots-photographs.csv", ("eurosat",)),
-    ("EuroSAT and DTD", "shots-photographs.csv", ()),
+    ("DTD", "shots-photographs.csv", ("dtd",)),
+    ("Tiny ImageNet, 80 classes", "shots-photographs.csv", ("tinyimagenet",)),
 )
 Means = Mapping[tuple[str, str, str], float]
 SUITES = {"factors-toybox.csv": "toybox, ten sets", "factors-photographs.csv": "photographs, three sets"}
@@ -135,7 +136,7 @@ def shots(folder: Path) -> bytes:
         there = [row for row in rows if row in drawn]
         figure.legend([drawn[row] for row in there], there, loc="outside lower center", ncols=-(-len(there) // 3))
 
-    return draw("shots", "", (13, 4.8), paint).png
+    return draw("shots", "", (16, 4.6), paint).png
 
 
 EXAMPLES = (("noisy_shapes", "smooth"), ("negative_toys", "negative"), ("cluttered_toys", "near"))

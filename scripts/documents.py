@@ -19,6 +19,7 @@ from statistics import fmean, harmonic_mean, pstdev
 from benchmarks.everyone import DIFFERENCES, HEAD, by_set, differences, means
 from benchmarks.strong import means as strong_means
 from perlclip.files import write_files
+from perlclip.methods.registry import find_recipe
 from scripts import house
 
 ROOT = Path(__file__).parent.parent
@@ -71,6 +72,11 @@ def summary(protocol: str) -> list[Row]:
     return read(BENCH / "tables" / f"{protocol}-toybox-{source}{CONDITION.removeprefix('toybox-')}-summary.csv")
 
 
+def compared() -> list[Row]:
+    """The rows of base-to-novel but `strong`, an older one here: its source is `benchmarks.everyone`."""
+    return [row for row in summary("base-to-novel") if row["label"] != "perl (strong)"]
+
+
 def main_table() -> str:
     """All methods by the paper's protocol."""
     others = [{row["label"]: row for row in summary(protocol)} for protocol in ("cross-dataset", "domain-shift")]
@@ -80,7 +86,7 @@ def main_table() -> str:
             number(row, "HM_of_means", spread=False),
             *(number(found.get(row["label"]), "mean_of_targets") for found in others),
         ]
-        for row in summary("base-to-novel")
+        for row in compared()
     ]  # fmt: skip
     head = ["", "parameters", "base", "novel", "HM of means", "10 other sets", "4 variants of the source"]
     return table(head, rows).replace("|  |", "| |", 1)
@@ -89,9 +95,7 @@ def main_table() -> str:
 def methods_table() -> str:
     """Both averages of HM."""
     columns = ("base", "novel", "mean_of_HMs", "HM_of_means")
-    rows = [
-        [row["label"], count(row), *(number(row, column) for column in columns)] for row in summary("base-to-novel")
-    ]
+    rows = [[row["label"], count(row), *(number(row, column) for column in columns)] for row in compared()]
     return table(["method", "parameters", *(column.replace("_", " ") for column in columns)], rows)
 
 
@@ -382,22 +386,27 @@ def centers() -> str:
     return table(["share", *(f"{suite}: {kind}" for suite in found for kind in kinds)], rows)
 
 
+STEPS = {  # trained on few shots by epochs: sets, and base classes of the smallest and the largest of them
+    "five drawn sets": (("noisy_shapes", "cluttered_toys", "turned_shapes", "gray_toys", "closeup_textures"), (12, 16)),
+    "EuroSAT": (("eurosat",), (5, 5)),
+    "DTD": (("dtd",), (19, 19)),
+    "Tiny ImageNet": (("tinyimagenet",), (40, 40)),
+}
+
+
 def few() -> str:
-    """PERL trained on few shots, by epochs: centered, mean of steps, over the sets on which all of them were tried."""
-    suites = {suite: read(STRONG / f"few-{suite}.csv") for suite in ("toybox", "photographs")}
-    rows = []
-    for shots in ("1", "4"):
-        for title, setting, step in (
-            ("zero-shot CLIP, centered", "epochs 10", "step 0"),
-            *((f"{n} epochs", f"epochs {n}", "probabilities") for n in (10, 20, 40, 80)),
-        ):
+    """PERL trained on few shots, by epochs: centered, mean of steps, HM; and the epochs that `strong` has."""
+    lines = [row for suite in ("toybox", "photographs") for row in read(STRONG / f"steps-{suite}.csv")]
+    epochs, rows = ("5", "10", "20", "40", "80"), []
+    for shots in SHOTS:
+        for title, (sets, classes) in STEPS.items():
             cells = []
-            for lines in suites.values():
-                wanted = {row["set"] for row in lines if row["shots"] == shots}
-                cells.append(_base_novel(_parts(lines, (shots,), setting, step), wanted))
-            if set(cells) != {"–"}:
-                rows.append([shots, title, *cells])
-    return table(["shots", "", *suites], rows)
+            of_any = "20 epochs" if (shots, title) != ("16", "Tiny ImageNet") else "10 epochs"  # step 0 is not trained
+            for setting, readout in ((of_any, "step 0"), *((f"{n} epochs", "probabilities") for n in epochs)):
+                cells.append(_base_novel(_parts(lines, (shots,), setting, readout), set(sets)).rpartition(" / ")[2])
+            counts = [find_recipe("perl", "strong", images=int(shots) * each)[0].epochs for each in classes]
+            rows.append([shots, title, *cells, " to ".join(dict.fromkeys(map(str, sorted(counts))))])
+    return table(["shots", "", "zero-shot CLIP, centered", *(f"{n} epochs" for n in epochs), "`strong` has"], rows)
 
 
 THROUGH = {  # what PERL's loss takes off images, and what else was tried, as docs/strong.md names it
@@ -534,7 +543,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "lens-shifted": lambda: lens_sets("shifted"),
     "shots-toybox": fewer_shots("shots-toybox.csv"),
     "shots-eurosat": fewer_shots("shots-photographs.csv", "eurosat"),
-    "shots-photographs": fewer_shots("shots-photographs.csv"),
+    "shots-two": fewer_shots("shots-photographs.csv", "eurosat", "dtd"),
+    "shots-tinyimagenet": fewer_shots("shots-photographs.csv", "tinyimagenet"),
     "short": everyone("toybox", short, HEAD),
     "house": lambda: table(["package", "what it is", "imports"], house.rows()),
     "hostile": hostile_table,
