@@ -99,7 +99,8 @@ def runs_of(
         run = Run(**{**record["run"], "settings": tuple(record["run"]["settings"].items())})
         wanted = not recipe or (run.recipe == recipe and not run.settings and not run.head and not run.lens)
         if (run.method, run.protocol) == ("perl", "base-to-novel") and wanted and (not seeds or run.seed in seeds):
-            method = load_adapter(Store(store).home(run), backbone=workspace.backbone(run)).method
+            home = store / record["adapter_of"] if record.get("adapter_of") else Store(store).home(run)
+            method = load_adapter(home, backbone=workspace.backbone(run)).method
             assert isinstance(method, Perl)
             yield run, record, method
 

@@ -32,7 +32,7 @@ ROWS = ("frozen texts", "trained texts", "as made")
 def heads(head: Head) -> list[Head]:
     """One for each row."""
     assert head.unseen is not None
-    others = [replace(head, unseen=replace(head.unseen, gained=gained)) for gained in (None, 0.0)]
+    others = [replace(head, unseen=replace(head.unseen, gained=gained)) for gained in ((), (0.0,))]
     return [*others, head]
 
 
@@ -73,13 +73,13 @@ def main() -> None:
             here = run["seed"] in options.seeds and run["dataset"] in (options.sets or [run["dataset"]])
             adapter = None if record.get("adapter_of") or not here else perlclip.load_adapter(home, backbone=backbone)
             unseen = adapter.head.unseen if adapter and adapter.head else None
-            if adapter is None or unseen is None or unseen.gained is None:
+            if adapter is None or unseen is None or not unseen.gained:
                 continue
             name = run["dataset"]
             data = photographs(options.real, name) if options.real else load_toybox(name)
             found[name].append(accuracies(adapter, data, run["shots"], run["seed"]))
             said = "   ".join(f"{row} {a:.1f} / {b:.1f}" for row, (a, b) in zip(ROWS, found[name][-1], strict=True))
-            print(f"{name:18} seed {run['seed']}, taken off {unseen.gained:5.2f}:   {said}", flush=True)
+            print(f"{name:18} seed {run['seed']}, taken off {unseen.gained[-1]:5.2f}:   {said}", flush=True)
     if not found:
         raise SystemExit("no adapter here asks trained texts whether an image is of a new class")
     for place, row in enumerate(ROWS):

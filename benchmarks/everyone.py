@@ -26,7 +26,7 @@ COLUMNS = ("set", "shots", "seed", "row", "test", "accuracy", "numbers", "second
 OTHERS = ("coop", "cocoop", "kgcoop", "provp", "maple", "promptsrc", "tcp", "mma", "mmrl", "mmrl++")
 TESTS = ("base-to-novel base", "base-to-novel novel", "generalised base", "generalised novel")
 PARTS = ("lens", "fit", "head")  # of what is made of the shots
-BEST_OTHERS = ("mma", "promptsrc", "mmrl++")  # by HM on the toybox and on photographs
+BEST_OTHERS = ("mma", "promptsrc", "mmrl++", "mmrl")  # by HM on the toybox and on photographs
 PAIRS = (
     ("perl strong", "perl extended"),
     ("perl strong", "zero-shot"),

@@ -237,11 +237,11 @@ def _claims(recipe: str) -> Iterator[tuple[str, bool, str]]:
     )
 
 
-def adaptive_table() -> str:
+def adaptive_table(file: str) -> str:
     """Means over sets and seeds."""
     rows = []
     for half in HALVES:
-        part = [row for row in read(ADAPTIVE / "adaptive.csv") if row["classes"] == half]
+        part = [row for row in read(ADAPTIVE / file) if row["classes"] == half]
         columns = ("accuracy_K", "accuracy_adaptive", "mean_steps", "agreement")
         before, after, passes, same = (fmean(float(row[column]) for row in part) for column in columns)
         change = f"{after - before:+.2f}".replace("-", "−")
@@ -561,7 +561,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "towers": towers_table,
     "steps": steps_table,
     "sets": sets_table,
-    "adaptive": adaptive_table,
+    "adaptive": lambda: adaptive_table("adaptive.csv"),
+    "adaptive-strong": lambda: adaptive_table("strong.csv"),
     "claims": claims,
     "ablation-depth": ablation_table("vision_depth", "J of the vision tower"),
     "ablation-steps": ablation_table("steps", "K"),

@@ -137,7 +137,7 @@ def test_wrong_tensors_are_refused(folder, backbone, edit, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format_version": 6}, "format version 6; this perlclip reads versions 1, 2, 3, 4, 5"),
+        ({"format_version": 7}, "format version 7; this perlclip reads versions 1, 2, 3, 4, 5, 6"),
         ({"method": "perll"}, "did you mean 'perl'"),
         ({"config": {"stepz": 1}}, "did you mean 'steps'"),
         ({"class_names": []}, "no class names"),

@@ -160,7 +160,8 @@ def test_few_images_are_looked_at_as_often_as_by_fit(tmp_path):
     one, *_ = grid(methods=["perl"], seeds=[1], recipe="strong", settings={"perl": {"steps": 1, "depth": 11}})
     (record,) = run_all([one], Store(tmp_path))
     assert (record["fit"]["images"], record["fit"]["recipe"]["epochs"]) == (8, 40)
-    assert record["recipe"] == {**record["fit"]["recipe"], "epochs": 10}  # which is known before the images are
+    rule = {"epochs": 10, "least_steps": 480, "most_epochs": 40}  # which is known before the images are
+    assert record["recipe"] == {**record["fit"]["recipe"], **rule}
 
 
 def test_complete_runs_are_not_done_again(done, monkeypatch, capsys):

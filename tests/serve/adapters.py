@@ -63,7 +63,7 @@ def random_adapter(backbone, kind: str, seed: int, *, trained: int | None = None
     if made and method.center:
         made = replace(made, centered=seed % 3 != 0)
     if made and made.unseen and seed % 4 > 1:
-        made = replace(made, unseen=replace(made.unseen, gained=0.4))
+        made = replace(made, unseen=replace(made.unseen, gained=(0.0, 0.9, 0.4)[: seed % 3 + 1]))
     if made and seed % 3:
         made = replace(made, middle=random_middle(backbone, names, seed, among=seed % 2))
     count = 60

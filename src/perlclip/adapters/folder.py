@@ -465,7 +465,7 @@ def _read_weights(folder: Path, info: Mapping[str, Any]) -> dict[str, Tensor]:
 def _format(head: Head | None) -> int:
     if head is None:
         return 1
-    if head.unseen is not None and head.unseen.gained is not None:
+    if head.unseen is not None and head.unseen.gained:
         return 6
     if head.centered:
         return 5

@@ -22,7 +22,8 @@ class Answering:
     """A method with a class list, and what a head adds to each class on it: text l_text + W f + M m + b.
 
     In a list with trained classes and new ones, `mass` (a weight and a bias for features, to which `mass_text` times
-    the texts are added; or else the texts) says how probable the classes of either kind are together.
+    the texts are added and from which `gained_S` is taken off, by the steps taken; or else the texts) says how probable
+    the classes of either kind are together.
     """
 
     def __init__(self, method: Method, state: ClassState, head: Head | None = None) -> None:
@@ -32,7 +33,7 @@ class Answering:
         self.weight_CF: Tensor | None = None
         self.beyond: tuple[Tensor, Tensor] | None = None  # the middle's weight and bias
         self.mass: tuple[Tensor, Tensor] | None = None
-        self.mass_text = 0.0
+        self.mass_text, self.gained_S = 0.0, torch.empty(0)
         if self.head is None:
             return
         if self.head.share < 1:
@@ -74,12 +75,14 @@ class Answering:
             w_CE, b_C = (rule.scale * each for each in kept.scores_of(means_CE, rule.strength))
             weight_CF[new], bias_C[new], text_C[new] = w_CE[new].float(), b_C[new].float(), rule.text
             if known:
-                b_C = b_C + unseen.balance * trained_C
-                if unseen.gained is None:
+                b_C = b_C + unseen.offset * trained_C
+                if unseen.gained:
+                    steps, last = self.method.image_steps or 0, len(unseen.gained) - 1
+                    gained = [unseen.gained[min(k, last)] for k in range(steps + 1)]
+                    self.mass_text, self.gained_S = rule.text, self._there(torch.tensor(gained))
+                else:
                     w_CE = w_CE + rule.text * self.method.backbone.logit_scale * t_CE.double()
                     b_C = b_C - rule.text * self.method.taken_off(t_CE)
-                else:
-                    self.mass_text = rule.text
                 self.mass = self._there(w_CE.float()), self._there(b_C.float())
         self.weight_CF, self.bias_C, self.text_C, self.trained_C = map(
             self._there, (weight_CF, bias_C, text_C, trained_C)
@@ -169,14 +172,16 @@ class Answering:
 
     def _stopped(self, logits_BC: Tensor, v: Sequence[Tensor], more_BC: Tensor | None) -> Tensor:
         """The last answer of images that took these steps."""
-        return self._finish(logits_BC, self._features(torch.stack(list(v)))[-1], v[0], more_BC)
+        return self._finish(logits_BC, self._features(torch.stack(list(v)))[-1], v[0], more_BC, len(v) - 1)
 
     def _features(self, v_kBE: Tensor) -> Tensor:
         assert self.head is not None
         return features(self.head.features, v_kBE, self.method.image_steps)
 
-    def _finish(self, logits: Tensor, seen: Tensor, v0_BE: Tensor, more_BC: Tensor | None) -> Tensor:
-        """Logits (…, B, C), features (…, B, F) and what the middle adds to the answer."""
+    def _finish(
+        self, logits: Tensor, seen: Tensor, v0_BE: Tensor, more_BC: Tensor | None, step: int | None = None
+    ) -> Tensor:
+        """Logits (…, B, C), features (…, B, F) and what the middle adds to the answer, of all steps or of one."""
         head = self.head
         assert head is not None
         with full_precision(logits.device):
@@ -186,16 +191,29 @@ class Answering:
             both = self._sum(logits, seen, more_BC)
             if not self.mixed:
                 return both
-            mass = self._mass(logits, seen, more_BC)
+            mass = self._mass(logits, seen, more_BC, step)
             known, other = (_together(mass, kind_C) - _together(both, kind_C) for kind_C in self.kinds)
             return both + torch.where(self.trained_C, known, other).detach()  # which is no class's own
 
-    def lead(self, logits_BC: Tensor, v_KBE: Tensor) -> Tensor:
-        """Log-odds of trained classes against new ones in a list that has both, without the tower's middle: (B,)."""
-        with full_precision(logits_BC.device):
-            mass_BC = self._mass(self._texts_of(logits_BC, v_KBE[0]), self._features(v_KBE)[-1], None)
-            known_B1, new_B1 = (_together(mass_BC, kind_C) for kind_C in self.kinds)
-        return (known_B1 - new_B1)[:, 0]
+    def leads(self, v_KBE: Tensor) -> Tensor | None:
+        """Log-odds of trained classes against new ones in a list that has both, without the tower's middle.
+
+        For images with these embeddings that stop after each step, (K+1, B), or that are answered at once, (1, B); None
+        where an answer takes more than embeddings.
+        """
+        method = self.method
+        if method.image_steps is None:
+            logits_BC = method.answers(v_KBE, self.state)
+            if logits_BC is None:
+                return None
+            logits_KBC = logits_BC[None]
+        else:
+            v_KBE = v_KBE[: method.image_steps + 1]
+            logits_KBC = image_trajectory(require_steps(method), v_KBE, self.state)
+        with full_precision(v_KBE.device):
+            mass_KBC = self._mass(self._texts_of(logits_KBC, v_KBE[0]), self._features(v_KBE), None)
+            known, new = (_together(mass_KBC, kind_C) for kind_C in self.kinds)
+        return (known - new)[..., 0]
 
     def _texts_of(self, logits: Tensor, v0_BE: Tensor) -> Tensor:
         """The method's logits with zero-shot's share."""
@@ -203,15 +221,18 @@ class Answering:
             return logits
         return self.head.share * logits + (1 - self.head.share) * self._zero_shot(v0_BE, self.t0_CE)
 
-    def _mass(self, texts: Tensor, seen: Tensor, more_BC: Tensor | None) -> Tensor:
+    def _mass(self, texts: Tensor, seen: Tensor, more_BC: Tensor | None, step: int | None = None) -> Tensor:
         """Logits whose sums over trained and new classes say how probable they are together, (…, B, C)."""
         head = self.head
         assert head is not None
         if self.mass is None:
             return texts + head.offset * self.trained_C
         mass = seen @ self.mass[0].T + self.mass[1]
-        if self.mass_text:
-            mass = mass + self.mass_text * texts
+        if len(self.gained_S):
+            last = len(self.gained_S) - 1
+            one = step is not None or not last  # for all rows; where only texts think, images take no steps
+            gained = self.gained_S[min(step or 0, last)] if one else self.gained_S[:, None, None]
+            mass = mass + self.mass_text * texts - gained * self.trained_C
         return mass if more_BC is None or head.middle is None else mass + head.middle.among * more_BC
 
     def _zero_shot(self, v0_BE: Tensor, t0_CE: Tensor) -> Tensor:

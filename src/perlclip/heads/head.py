@@ -118,7 +118,7 @@ class Head:
 
     def without_middle(self) -> "Head":
         """What it says to those who have frozen embeddings alone, with the numbers that were chosen for that."""
-        unseen = self.unseen and replace(self.unseen, gained=None)
+        unseen = self.unseen and replace(self.unseen, gained=())
         if self.middle is None:
             return replace(self, unseen=unseen)
         beside, unseen = self.middle.beside, unseen and replace(unseen, offset=self.middle.offset)
@@ -197,7 +197,7 @@ def _read_gaussians(
     if (
         means_CE.shape != (len(class_names), width) or center_E.shape != (width,) or numbers.ndim != 1
         or directions_RE.ndim != 2 or directions_RE.shape[1] != width or len(directions_RE) > width
-        or len(numbers) - 3 not in (0, *UNSEEN)
+        or not (len(numbers) == 3 or len(numbers) >= 3 + UNSEEN)
     ):  # fmt: skip
         shapes = [tuple(part.shape) for part in parts]
         raise PerlclipError(f"a head for {len(class_names)} classes has tensors of shape {shapes}")

@@ -12,8 +12,8 @@ divided by the mean of K's diagonal. Round its mean a new class is the same Gaus
 
 In a list that has both kinds, what is said of either together is said with the texts as they were trained, where they
 were. Training makes trained classes likelier in any image; so the log-odds that it has added to them on average, in
-images that are of one, are taken off again (`gained`): then it says better which images are of one, and not that more
-of them are.
+images that are of one, are taken off again (`gained`, by the steps that an image takes): then it says better which
+images are of one, and not that more of them are.
 
 Shapes: C trained classes, X new ones, E embedding width.
 """
@@ -55,38 +55,34 @@ class Unseen:
     alone: NewClasses
     among: NewClasses
     offset: float = 0.0  # log-odds of the trained classes against the new ones, in a list that has both
-    gained: float | None = None  # what training has added to them; None: the texts of `among` are the frozen ones
+    gained: tuple[float, ...] = ()  # what training has added after 0, 1, … steps; none: `among` has frozen texts
 
     def __post_init__(self) -> None:
-        if not abs(self.offset) <= MOST or not abs(self.gained or 0.0) <= MOST:
-            found = (self.offset, self.gained)
-            raise PerlclipError(f"the offset of a head and what training added are numbers up to {MOST:g}, got {found}")
-
-    @property
-    def balance(self) -> float:
-        """The offset, and what training added taken off."""
-        return self.offset - (self.gained or 0.0)
+        numbers = (self.offset, *self.gained)
+        if not all(abs(number) <= MOST for number in numbers):
+            raise PerlclipError(
+                f"the offset of a head and what training added are numbers up to {MOST:g}, got {numbers}"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """As plain data; versions of before do not know `gained`."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        gained = {"gained": list(self.gained)} if self.gained else {}
+        return {"alone": asdict(self.alone), "among": asdict(self.among), "offset": self.offset, **gained}
 
     def numbers(self) -> list[float]:
         """For a file."""
-        gained = [] if self.gained is None else [self.gained]
-        return [*astuple(self.alone), *astuple(self.among), self.offset, *gained]
+        return [*astuple(self.alone), *astuple(self.among), self.offset, *self.gained]
 
     @classmethod
     def read(cls, numbers: Sequence[float]) -> "Unseen":
-        """From what `numbers` gave, so many of them as `UNSEEN` says."""
+        """From what `numbers` gave, `UNSEEN` of them or more."""
         parts = numbers[: len(NAMES)], numbers[len(NAMES) : 2 * len(NAMES)]
         alone, among = (NewClasses(**dict(zip(NAMES, part, strict=True))) for part in parts)
-        offset, gained = (*numbers[2 * len(NAMES) :], None)[:2]
-        return cls(alone=alone, among=among, offset=offset or 0.0, gained=gained)
+        return cls(alone=alone, among=among, offset=numbers[UNSEEN - 1], gained=tuple(numbers[UNSEEN:]))
 
 
 NAMES = tuple(field.name for field in fields(NewClasses))
-UNSEEN = (2 * len(NAMES) + 1, 2 * len(NAMES) + 2)
+UNSEEN = 2 * len(NAMES) + 1
 
 
 def means_of(gaussians: Gaussians, t_CE: Tensor, t_XE: Tensor, rule: NewClasses) -> Tensor:

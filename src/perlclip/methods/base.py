@@ -185,7 +185,7 @@ class Method(nn.Module):
         return self.trajectory(images, state), self.encode_image_steps(images)
 
     def answers(self, v_KBE: Tensor, state: ClassState) -> Tensor | None:
-        """The logits of images with these embeddings of every step, (B, C); None where it takes more than these."""
+        """The logits of images with these embeddings, (1, B, E), at once: (B, C); None where it takes more."""
         return self.similarity(v_KBE[-1], self.class_embeddings(state)) if self.sees_as_clip else None
 
     def scores(self, logits_KBC: Tensor, v_KBE: Tensor, state: ClassState) -> Tensor:

@@ -495,10 +495,6 @@ class Perl(Method):
         v_KBE = self.encode_image_steps(images)
         return self.read_out(v_KBE, t_KCE), v_KBE
 
-    def answers(self, v_KBE: Tensor, state: ClassState) -> Tensor:
-        """The readout of all steps."""
-        return self.read_out(v_KBE, self.class_embedding_steps(state))[-1]
-
     def scores(self, logits_KBC: Tensor, v_KBE: Tensor, state: ClassState) -> Tensor:
         """Step K's, as a readout that looks back has the classes share a probability of 1."""
         return self.similarity(v_KBE[-1], self.class_embedding_steps(state)[-1])

@@ -37,7 +37,8 @@ class Recipe:
     drop_last: bool = False
     eps: float = 1e-8  # of Adam and AdamW
     average: tuple[float, float] | None = None  # mean and deviation, in epochs, of a Gaussian average of the weights
-    # Of few images each is looked at more often, until that many batches are trained on, or that many epochs are over.
+    # Of few images each is looked at more often, until that many batches are trained on, or that many epochs are over:
+    # by a recipe's name, or as `find_recipe` gives it for a number of images.
     least_steps: int = 0
     most_epochs: int = 0
 
@@ -48,6 +49,9 @@ class Recipe:
             raise unknown_name("schedule", self.schedule, SCHEDULES)
         if self.epochs < 1 or self.batch_size < 1:
             raise PerlclipError(f"epochs and batch size must be at least 1, got {self.epochs} and {self.batch_size}")
+        if min(self.least_steps, self.most_epochs) < 0:
+            found = f"{self.least_steps} and {self.most_epochs}"
+            raise PerlclipError(f"the least steps and the most epochs of few images must be at least 0, got {found}")
         if self.average is not None and not self.average[1] > 0:
             raise PerlclipError(f"the deviation of the average must be positive, got {self.average[1]}")
         if not 0 < self.lr <= 10:
@@ -58,10 +62,10 @@ class Recipe:
         return {key: value for key, value in asdict(self).items() if value or key not in ("least_steps", "most_epochs")}
 
     def trained_on(self, images: int) -> "Recipe":
-        """The same with the epochs that so many images take."""
+        """What that comes to for so many images."""
         batches = math.ceil(images / self.batch_size)
         enough = min(self.most_epochs, math.ceil(self.least_steps / max(1, batches)))
-        return replace(self, epochs=max(self.epochs, enough))
+        return replace(self, epochs=max(self.epochs, enough), least_steps=0, most_epochs=0)
 
     def rate(self, epoch: int) -> float:
         """Learning rate of epoch 0, 1, …; a warm-up at a constant rate does not use up the schedule's epochs."""

@@ -52,6 +52,7 @@ class Sheet:
     mass: Tensor | None = None  # (C, E), by which it is said how probable either are together, if not by the texts
     mass_C: Tensor | None = None
     mass_text: float = 0.0  # how much of the texts is in it
+    gained: tuple[float, ...] = ()  # what is taken off trained classes there after 0, 1, … steps
 
     @classmethod
     @torch.no_grad()
@@ -85,8 +86,12 @@ class Sheet:
             learned=tuple(part_CE / sqrt(pieces) for part_CE in answering.weight_CF.chunk(pieces, 1)),
             text_C=answering.text_C - 1, trained_C=answering.trained_C.float(), mixed=answering.mixed,
             middle=middle, middle_C=middle_C, among=head.middle.among if head.middle else 0.0, mass=mass, mass_C=mass_C,
-            mass_text=answering.mass_text,
+            mass_text=answering.mass_text, gained=tuple(answering.gained_S.tolist()),
         )  # fmt: skip
+
+    def taken_off_after(self, stop: int) -> float:
+        """Of an image that took so many steps."""
+        return self.gained[min(stop, len(self.gained) - 1)] if self.gained else 0.0
 
     @property
     def bytes(self) -> int:
@@ -204,7 +209,10 @@ class Sheets:
         if not mixed_B1.any():
             return both_BC
         valid_BC = torch.arange(self.width, device=logits_BC.device) < self._column("classes", logits_BC.device)
-        mass_BC = self._masses(logits_BC + self._column("offset", logits_BC.device) * trained_BC, v_KBE, stops, more_BC)
+        offsets_BC = self._column("offset", logits_BC.device) * trained_BC
+        gained = [[sheet.taken_off_after(stop)] for sheet, stop in zip(self.sheets, stops, strict=True)]
+        taken_BC = on_device(gained, logits_BC.device) * trained_BC
+        mass_BC = self._masses(logits_BC + offsets_BC, v_KBE, stops, more_BC) - taken_BC
         hidden = float("-inf")
         shift_BC = torch.zeros_like(both_BC)
         for kind_BC in (known_BC, ~known_BC & valid_BC):

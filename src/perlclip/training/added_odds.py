@@ -4,9 +4,9 @@ A list with trained classes and new ones needs to know which images are of eithe
 than frozen ones, but they lean to the classes they were trained on, and nothing that was trained with can say how far:
 no image of a new class has been seen. So words that name no class stand in for new ones, as many as there are classes.
 By how much the odds of the trained classes against these are higher with the trained texts than with the frozen ones,
-on average over the shots, is taken off in every such list. The offset, which was chosen with classes left out and the
-frozen texts, then means what it did, and images of trained classes are as sure to be of one as before: what the trained
-texts bring shows in the others (docs/strong.md).
+on average over the shots, is taken off in every such list, by the steps that an image takes. The offset, which was
+chosen with classes left out and the frozen texts, then means what it did, and shots are as sure to be of a trained
+class as before: what the trained texts bring shows in who is who (docs/strong.md).
 """
 
 import random
@@ -21,30 +21,31 @@ from perlclip.text.classes import Classes
 from perlclip.training.shots import Seen
 from perlclip.trust.rejection import free_words
 
-FEWEST = 4  # words that a backbone must know
+FEWEST = 4  # words that a backbone must know, and shots of a class: what fewer are asked, training has learned by heart
+IMAGES = 500  # at most
 
 
 @torch.no_grad()
-def added_odds(method: Method, seen: Seen, classes: Classes, head: Head, seed: int = 1) -> float | None:
-    """Log-odds, from what the trained method says about its shots; None where frozen texts have to do.
+def added_odds(method: Method, seen: Seen, classes: Classes, head: Head, seed: int = 1) -> tuple[float, ...]:
+    """Log-odds after 0, 1, … steps, from what the trained method says about its shots; none where frozen texts do.
 
-    They have where nothing was trained or it has no say, where the head asks no texts about new classes, and for a
-    method whose answers cannot be made of embeddings alone.
+    They do where nothing was trained or it has no say, where the head asks no texts about new classes, with few shots,
+    and for a method whose answers cannot be made of embeddings alone.
     """
-    unseen = head.unseen
+    unseen, shots = head.unseen, len(seen.labels_N) / max(1, len(set(seen.labels_N.tolist())))
     if unseen is None or not unseen.among.text or not head.share or not method.num_trainable or classes.sentences:
-        return None
+        return ()
     free = free_words(method.backbone, classes)
-    if not seen.frozen or len(free) < FEWEST:
-        return None
+    if not seen.frozen or shots < FEWEST or len(free) < FEWEST:
+        return ()
     words = random.Random(f"words {seed}").sample(free, min(len(free), len(classes.names)))
     state = method.class_state(replace(classes, names=(*classes.names, *words)), novel=True)
-    v_KNE = seen.v_KNE.to(method.backbone.device)
-    logits_NC = method.answers(v_KNE, state)
-    if logits_NC is None:
-        return None
-    frozen_N, trained_N = (
-        Answering(method, state, replace(head, unseen=replace(unseen, gained=gained))).lead(logits_NC, v_KNE)
-        for gained in (None, 0.0)
+    some = torch.arange(0, len(seen.labels_N), -(-len(seen.labels_N) // IMAGES))
+    v_KNE = seen.v_KNE[:, some].to(method.backbone.device)
+    frozen_KN, trained_KN = (
+        Answering(method, state, replace(head, unseen=replace(unseen, gained=gained))).leads(v_KNE)
+        for gained in ((), (0.0,))
     )
-    return (trained_N - frozen_N).double().mean().item()
+    if frozen_KN is None or trained_KN is None:
+        return ()
+    return tuple((trained_KN - frozen_KN).double().mean(1).tolist())

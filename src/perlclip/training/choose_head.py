@@ -275,7 +275,7 @@ def choose_head(
         middle=looked and _middle(method, looked, choice, among, offset),
     )  # fmt: skip
     gained = added_odds(method, seen, state.classes, head, seed)
-    if unseen is not None and gained is not None:
+    if unseen is not None and gained:
         head = replace(head, unseen=replace(unseen, gained=gained))
     return None if head.idle else head, choice, held and held.some(IMAGES)
 
