@@ -7,10 +7,11 @@
     python -m benchmarks.strong check                              a stack of PERLs against `perlclip.fit`
 
 Rounds: `factors` changes one thing at a time, `together` what survived, `depth` moves the thoughts of `strong` in one
-tower or both, `center` takes the shots' mean embedding off images before they meet texts, `through` trains so as
-well, `few` has stronger anchors for few shots, `steps` counts epochs (`--shots 4`). 16 shots of the base classes are trained on; accuracy is
-measured on the base images of the training and validation splits that were not drawn, and on all of their novel ones;
-test images only with `--test`. Many PERLs are trained as one batch (stacked.py): a GPU needs minutes, a CPU days.
+tower or both, `center` takes the shots' mean embedding off images before they meet texts, `through` trains so as well,
+`few` has stronger anchors for few shots, `steps` counts epochs (`--shots 4`). 16 shots of the base classes are trained
+on; accuracy is measured on the base images of the training and validation splits that were not drawn, and on all of
+their novel ones; test images only with `--test`. Many PERLs are trained as one batch (stacked.py): a GPU needs minutes,
+a CPU days.
 """
 
 import argparse

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import perlclip
+from perlclip import threads
 from perlclip.backbone import FrozenImages
 from perlclip.data import ImageSet
 from perlclip.data.loading import fixed_views
@@ -207,3 +208,38 @@ def test_frozen_images_have_the_graph_that_is_asked_for(backbone):
         torch.testing.assert_close(
             method.loss(plain, labels, state), method.loss(pixels.detach(), labels, state), rtol=0, atol=0
         )
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["all is trained", "the text's projector is not"])
+def test_towers_that_think_at_the_same_time_give_the_same_gradients(tiny, monkeypatch, one_thread_each, frozen):
+    """To the bit; where a part is not trained, one tower waits for the other as before."""
+    method = perlclip.create_method("perl", tiny, seed=3, recipe="strong")
+    method.take_center(torch.full((tiny.embed_dim,), 0.01))
+    for p in method.projectors["text"].parameters():
+        p.requires_grad_(not frozen)
+    trained, calls = [p for p in method.parameters() if p.requires_grad], []
+    state, pixels = method.class_state(["cat", "boat", "ox"]), torch.randn(4, 3, 64, 64)
+    whole = threads.beside_each_other
+
+    def counted(work, items):
+        calls.append(len(items))
+        return whole(work, items)
+
+    monkeypatch.setattr(threads, "beside_each_other", counted)
+
+    def step() -> list[torch.Tensor]:
+        loss = method.loss(pixels, torch.tensor([0, 1, 2, 0]), state)
+        return [loss, *torch.autograd.grad(loss, trained)]
+
+    found = step()
+    assert calls == ([] if frozen else [2, 2])
+    monkeypatch.setattr(type(tiny), "small", False)
+    assert all(torch.equal(one, other) for one, other in zip(found, step(), strict=True)) and len(calls) in (0, 2)
+
+
+def test_what_breaks_in_a_piece_is_said(one_thread_each):
+    def broken() -> torch.Tensor:
+        raise perlclip.PerlclipError("no such class")
+
+    with pytest.raises(perlclip.PerlclipError, match="no such class"):
+        threads.apart((lambda: torch.ones(1), broken), [torch.ones(1, requires_grad=True)])

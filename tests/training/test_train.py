@@ -13,6 +13,7 @@ import torch
 
 import perlclip
 from perlclip import ImageSet, PerlclipError, Recipe
+from perlclip.backbone import base
 from perlclip.backbone.accel import cuda_graphs
 from perlclip.training import loop
 from perlclip.training.gradients import Gradients
@@ -384,9 +385,9 @@ def test_class_texts_are_encoded_once_and_again_after_a_change(backbone, train_s
     assert len(calls) == 3, "never kept while gradients are recorded"
 
 
-@pytest.mark.parametrize(("widest", "threads"), [(loop.SMALL, 1), (16, 2)])
+@pytest.mark.parametrize(("widest", "threads"), [(base.SMALL, 1), (16, 2)])
 def test_small_backbones_train_on_one_thread(widest, threads, backbone, train_set, monkeypatch):
-    monkeypatch.setattr(loop, "SMALL", widest)
+    monkeypatch.setattr(base, "SMALL", widest)
     seen, step = [], loop._Run.train_step
     monkeypatch.setattr(loop._Run, "train_step", lambda *given: (seen.append(torch.get_num_threads()), step(*given)))
     before = torch.get_num_threads()

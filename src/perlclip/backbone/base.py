@@ -36,6 +36,7 @@ from perlclip.backbone.tokens import Tokens
 from perlclip.backbone.tower import ImageEmbedding, State, Tower
 from perlclip.errors import PerlclipError
 
+SMALL = 256  # width of towers whose products are not worth a second thread
 KEPT = 4  # kinds of text graphs
 BICUBIC = {"mode": "bicubic", "align_corners": False}
 
@@ -160,6 +161,11 @@ class Backbone:
         if lens in (None, images.lens_name):
             return images
         return FrozenImages(self.vision, images.pixels, self.lens(lens))
+
+    @property
+    def small(self) -> bool:
+        """Whether its products are not worth a second thread on a CPU: two of them are."""
+        return self.device.type == "cpu" and max(self.vision.width, self.text.width) <= SMALL
 
     def beside(self) -> Beside:
         """A context for work that nothing waits for until `join`: on CUDA it may run at the same time as the rest."""

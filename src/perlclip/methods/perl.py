@@ -63,6 +63,7 @@ from perlclip.methods.recipe import Recipe, Rule
 from perlclip.methods.registry import register
 from perlclip.methods.settings import Config, later
 from perlclip.text.classes import Classes
+from perlclip.threads import apart
 
 MODALITIES = {"both": ("vision", "text"), "vision": ("vision",), "text": ("text",)}
 INITS = ("normal", "torch", "zero")
@@ -458,13 +459,27 @@ class Perl(Method):
 
     def loss(self, images: Images, labels: Tensor, state: ClassState) -> Tensor:
         """Cross-entropy of step K plus lambda times the cosine distance to the zero-shot image (Eq. 4)."""
-        with self.backbone.beside() as beside:
-            h = self._image_states(images)
-            v0_BE, vK_BE = self.backbone.vision.project(h[0]), self.backbone.vision.project(h[-1])
-        t_CE = self.class_embeddings(state)
-        beside.join()
+        (v0_BE, vK_BE), t_CE = self._both_towers(images, state)
         classification = self.classify(self._off_center(vK_BE), t_CE, labels, self.config.loss_scale)
         return classification + self.config.anchor * cosine_distance(v0_BE, vK_BE)
+
+    def _both_towers(self, images: Images, state: ClassState) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """v^(0) and v^(K), and T^(K), the towers at the same time where that is worth it."""
+
+        def look() -> tuple[Tensor, Tensor]:
+            h = self._image_states(images)
+            return self.backbone.vision.project(h[0]), self.backbone.vision.project(h[-1])
+
+        trained = [p for p in self.parameters() if p.requires_grad]
+        both = self.backbone.small and len(trained) == len(list(self.parameters())) and self.config.modalities == "both"
+        if both and self.config.steps and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
+            v_2BE, t_CE = apart((lambda: torch.stack(look()), lambda: self.class_embeddings(state)), trained)
+            return (v_2BE[0], v_2BE[1]), t_CE
+        with self.backbone.beside() as beside:
+            found = look()
+        t_CE = self.class_embeddings(state)
+        beside.join()
+        return found, t_CE
 
     def _off_center(self, v_BE: Tensor) -> Tensor:
         """What meets texts in the loss, where a share of its own of the images' mean is taken off."""

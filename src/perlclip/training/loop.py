@@ -48,7 +48,6 @@ from perlclip.trust.record import Trust
 from perlclip.trust.rejection import FarWords
 
 CHECKPOINT_SECONDS = 30.0
-SMALL = 256  # width of towers whose products are not worth a second thread
 LOSS_SECONDS = 0.5  # between two readings of the losses, where reading them means waiting for the card
 
 
@@ -512,8 +511,7 @@ _SIGNALS: dict[int, type[KeyboardInterrupt]] = {signal.SIGINT: Interrupted, sign
 
 def _threads(backbone: Backbone) -> AbstractContextManager[None]:
     """One for small backbones on a CPU: as fast as two, and beside other work many times faster."""
-    small = backbone.device.type == "cpu" and max(backbone.vision.width, backbone.text.width) <= SMALL
-    return one_thread() if small else nullcontext()
+    return one_thread() if backbone.small else nullcontext()
 
 
 @contextmanager
