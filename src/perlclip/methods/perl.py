@@ -470,16 +470,23 @@ class Perl(Method):
             h = self._image_states(images)
             return self.backbone.vision.project(h[0]), self.backbone.vision.project(h[-1])
 
-        trained = [p for p in self.parameters() if p.requires_grad]
-        both = self.backbone.small and len(trained) == len(list(self.parameters())) and self.config.modalities == "both"
-        if both and self.config.steps and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu"):
-            v_2BE, t_CE = apart((lambda: torch.stack(look()), lambda: self.class_embeddings(state)), trained)
+        if self._towers_apart(images):
+            works = lambda: torch.stack(look()), lambda: self.class_embeddings(state)
+            v_2BE, t_CE = apart(works, list(self.parameters()))
             return (v_2BE[0], v_2BE[1]), t_CE
         with self.backbone.beside() as beside:
             found = look()
         t_CE = self.class_embeddings(state)
         beside.join()
         return found, t_CE
+
+    def _towers_apart(self, images: Images) -> bool:
+        """Whether each tower trains in a thread of its own: small ones, and nothing but their projectors is trained."""
+        pixels = images if isinstance(images, Tensor) else images.pixels
+        trained = all(p.requires_grad for p in self.parameters()) and not pixels.requires_grad
+        think = self.config.modalities == "both" and self.config.steps > 0
+        now = torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+        return self.backbone.small and trained and think and now
 
     def _off_center(self, v_BE: Tensor) -> Tensor:
         """What meets texts in the loss, where a share of its own of the images' mean is taken off."""
