@@ -21,7 +21,7 @@ from perlclip.text.classes import Classes
 from perlclip.training.shots import Seen
 from perlclip.trust.rejection import free_words
 
-FEWEST = 4  # words that a backbone must know, and shots of a class: what fewer are asked, training has learned by heart
+FEWEST = 4  # words that a backbone must know, and shots of a class: fewer are learned by heart
 IMAGES = 500  # at most
 
 
