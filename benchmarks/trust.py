@@ -4,6 +4,7 @@
     python -m benchmarks.trust perl FEATURES [--real FOLDER] --sets NAME …       trains PERL, of drawn sets minutes each
     python -m benchmarks.trust measure FEATURES --split val                      to choose by
     python -m benchmarks.trust measure FEATURES --out docs/results/trust         the test images: tables and a figure
+    python -m benchmarks.trust new STORE [--real FOLDER] --out FILE              a benchmark's adapters, on new classes
     python -m benchmarks.trust cost [--real FOLDER]                              what it adds to a prediction
 
 All of it is made of what `fit` sees: 16 shots of the base classes, each left out in turn, or held out of PERL's
@@ -33,6 +34,7 @@ from torch.nn import functional as F
 import perlclip
 from benchmarks.features import PHOTOGRAPHS
 from benchmarks.photographs import photographs
+from perlclip.bench.store import Store
 from perlclip.data.sets import ImageSet
 from perlclip.data.toybox import load_toybox
 from perlclip.heads.answering import Answering
@@ -267,6 +269,30 @@ def train_perl(folder: Path, name: str, seed: int, real: Path | None) -> None:
     print(f"{name} {seed}: {time.perf_counter() - began:.0f} s; {fitted.choice and fitted.choice.sentence}", flush=True)
 
 
+@torch.no_grad()
+def ask_new(store: Path, real: Path | None, out: Path) -> None:
+    """Test images of new classes among themselves, as PERL's adapters with heads answer them, and zero-shot CLIP."""
+    clip, rows = str(real / "clip") if real else "tiny", []
+    backbone = perlclip.load_backbone(clip, dtype="bfloat16" if real else "float32")
+    records = Store(store).records()
+    for home, record in zip(records.homes, records.complete, strict=True):
+        run = record["run"]
+        kind = run["protocol"], run["method"], run["recipe"], run.get("head", False), run.get("lens", False)
+        if kind != ("base-to-novel", "perl", "strong", True, False) or run["seed"] > 3:
+            continue
+        name, adapter = run["dataset"], perlclip.load_adapter(home, backbone=backbone)
+        images = (photographs(real, name) if real else load_toybox(name)).test.novel()
+        state = adapter.method.class_state(images.classes, novel=True)
+        answering, seen = Answering(adapter.method, state, adapter.head), look_at(adapter.method, images, state)
+        found = {"as answered": answering.finish(seen.adapted_NC[None], seen.v_KNE)[-1], "zero-shot CLIP": seen.zero_NC}
+        for rule, logits_NC in found.items():
+            measured = reliability(logits_NC.double().softmax(-1), seen.labels_N).numbers()
+            right = 100 * (logits_NC.argmax(-1) == seen.labels_N).double().mean().item()
+            rows.append({"set": name, "rule": rule, "accuracy": right, **measured})
+            print(name, run["seed"], rule, *(f"{k} {rows[-1][k]:.3f}" for k in NUMBERS), flush=True)
+    write(over(rows, ("set", "rule"), NUMBERS), out)
+
+
 def log_loss_temperature(logits_NC: Tensor, labels_N: Tensor) -> float:
     """The usual way."""
     grid = torch.logspace(-1.3, 1.3, 161).tolist()
@@ -289,7 +315,8 @@ def calibrated(case: Case) -> Iterator[dict[str, Any]]:
             "half way": texts**0.5, "halves": carried_temperature(held.texts_NC, held.labels_N),
         },
     }  # fmt: skip
-    for part, said in (("base", case.base), ("novel", case.novel)):
+    halves = [("base", case.base), ("novel", case.novel)]
+    for part, said in halves[:1] if case.method == "perl" else halves:  # whose new classes `new` asks about
         rows = {"zero-shot CLIP": (said.zero_NC, 1.0)}
         rows |= {rule: (said.logits_NC, t) for rule, t in temperatures[part].items()}
         for rule, (logits_NC, t) in rows.items():
@@ -355,9 +382,10 @@ def auroc(inside_B: Tensor, outside_B: Tensor) -> float:
     ).item()
 
 
+NUMBERS = ("accuracy", "ece", "ece_equal_mass", "brier", "nll")
 TABLES: dict[str, tuple[Callable[[Case], Iterator[dict[str, Any]]], tuple[str, ...], tuple[str, ...]]] = {
     "calibration": (
-        calibrated, ("half", "rule"), ("accuracy", "ece", "ece_equal_mass", "brier", "nll", "temperature")
+        calibrated, ("half", "rule"), (*NUMBERS, "temperature")
     ),
     "sets": (covered, ("kind",), ("held out", "accuracy", "coverage", "size", "coverage by the rehearsal")),
     "rejection": (rejected, ("score", "outsiders"), ("auroc", "fpr95", "rejected", "outsiders rejected")),
@@ -497,8 +525,8 @@ def cost(real: Path | None, rounds: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("perl", "measure", "cost"))
-    parser.add_argument("features", type=Path, nargs="?")
+    parser.add_argument("what", choices=("perl", "measure", "new", "cost"))
+    parser.add_argument("features", type=Path, nargs="?", help="or of `new` a store")
     parser.add_argument("--sets", nargs="*", default=[*TOYS, *PHOTOGRAPHS])
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="of `perl`; `measure` takes how many")
     parser.add_argument("--split", choices=("val", "test"), default="test")
@@ -512,5 +540,7 @@ if __name__ == "__main__":
         for number in options.seeds:
             for each in options.sets:
                 train_perl(options.features, each, number, options.real)
+    elif options.what == "new":
+        ask_new(options.features, options.real, options.out)
     else:
         measure(options.features, options.split, options.out, max(options.seeds), options.sets)

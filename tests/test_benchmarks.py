@@ -5,9 +5,18 @@ from dataclasses import replace
 import torch
 
 import perlclip
+from benchmarks import new_classes
 from benchmarks.everyone import Table, collect
+from benchmarks.new_classes import alone, among, rows
 from benchmarks.stacked import Member, Setting, Stack, state_of
+from benchmarks.strong import split
+from perlclip.adapters.folder import Adapter
 from perlclip.bench.store import Run, Store, complete_record
+from perlclip.data.loading import fixed_views
+from perlclip.data.toybox import load_toybox
+from perlclip.heads.answering import Answering
+from perlclip.training.shots import center_of
+from tests.common import UNSEEN, gaussian_head, loud
 from tests.test_threads import pictures
 
 
@@ -32,6 +41,33 @@ def test_a_stack_takes_the_steps_of_fit(backbone):
         found = state_of(stack, i)
         for name, p in method.named_parameters():
             torch.testing.assert_close(found[name], p.detach(), atol=2e-5, rtol=0)
+
+
+def test_one_look_at_images_answers_for_every_rule_and_list(monkeypatch):
+    """As an adapter with that rule does, asked for itself; the rule that it was made with among them."""
+    tiny, data = perlclip.load_backbone("tiny", device="cpu"), load_toybox("tiny_toys")
+    few = replace(data, train=data.train.select(range(0, len(data.train), 24)), val=data.val.select([]))
+    method = loud(perlclip.create_method("perl", tiny, readout="mean", center=0.75)).eval()
+    shots = split(few, 1, 2)
+    method.take_center(center_of(method, shots["train"]))
+    head = gaussian_head(tiny, shots["train"].class_names, unseen=replace(UNSEEN, gained=(0.0, 1.0, 2.0, 2.0, 2.0)))
+    adapter = Adapter(method=method, class_names=head.class_names, template=data.train.template, head=head)
+    monkeypatch.setattr(new_classes, "WEIGHTS", (0.0, 0.5))
+    found = {(kind, rule): halves for kind, rule, *halves in rows(adapter, few, 1, 2)}
+    assert len(found) == 3 + 3
+    asked = {"base": shots["base"], "novel": shots["novel"]}
+    pixels = {half: next(fixed_views(images, tiny.preprocess, 64, tiny.device))[0] for half, images in asked.items()}
+    lists = {"new classes": shots["novel"].classes, "all classes": few.train.classes}
+    states = {kind: method.class_state(classes, novel=True) for kind, classes in lists.items()}
+    for (kind, rule), halves in found.items():
+        unseen = (alone if kind == "new classes" else among)(head.unseen)[rule]
+        answering = Answering(method, states[kind], replace(head, unseen=unseen))
+        for half, accuracy in zip(("base", "novel"), halves, strict=True):
+            shift = len(head.class_names) if (kind, half) == ("all classes", "novel") else 0
+            labels_N = torch.tensor([int(label) + shift for label in asked[half].labels])
+            right_N = answering.logits(pixels[half]).argmax(-1) == labels_N
+            assert accuracy is None or accuracy == 100 * right_N.double().mean().item(), (kind, rule, half)
+    assert len({novel for (kind, _), (_, novel) in found.items() if kind == "new classes"}) > 1, "rules differ"
 
 
 def test_a_table_has_the_seconds_of_the_training_whose_adapter_a_row_took(tmp_path):

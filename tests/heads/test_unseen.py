@@ -15,6 +15,7 @@ from perlclip.heads.answering import Answering
 from perlclip.heads.discriminant import Discriminant
 from perlclip.heads.head import make_head
 from perlclip.heads.unseen import NewClasses, means_of
+from perlclip.methods.parts import CENTER
 from perlclip.text.classes import Classes
 from perlclip.training import choose_unseen as choosing
 from perlclip.training.choose_unseen import FEW, PLAIN, choose_unseen
@@ -130,6 +131,32 @@ def test_a_few_classes_do_not_choose_a_rule_for_others():
         found, *_ = choose_unseen(x_NE[few_N], labels_N[few_N], t_CE[:count], 20.0)
         rule = found.alone
         assert (rule == replace(PLAIN, text=rule.text, scale=rule.scale) and rule.text == rule.scale) == plain, count
+
+
+def test_centered_images_leave_new_classes_to_the_texts_all_but_a_little():
+    x_NE, labels_N, t_CE = world(FEW - 1)
+    plain, centered = (choose_unseen(x_NE, labels_N, t_CE, 20.0, center=center)[0].alone for center in (0.0, CENTER))
+    assert plain.scale == plain.text and centered.scale == pytest.approx(centered.text / 16)
+
+
+def test_a_rule_for_new_classes_is_as_sure_as_fits_classes_left_out():
+    """To a fifth, not to a factor of two: how likely classes left out are is found again from the folds alone."""
+    x_NE, labels_N, t_CE = world(12, noise=1.0)
+    found, *_ = choose_unseen(x_NE, labels_N, t_CE, 60.0)
+    folds = choosing._folds(x_NE.double(), labels_N, t_CE.double(), 60.0, range(12), 1, None)
+    model = choosing._model(found.alone)
+
+    def likely(warmth: float) -> float:
+        by_class = [[] for _ in range(12)]
+        for fold in folds:
+            logits_NC = found.alone.text * fold.texts_NC + found.alone.scale * fold.scores_MNC[model]
+            logp_NC = (warmth * logits_NC[:, fold.stayed :]).log_softmax(-1)
+            for c, label, logp_C in zip(fold.class_N.tolist(), fold.labels_N.tolist(), logp_NC, strict=True):
+                if label >= fold.stayed:
+                    by_class[c].append(logp_C[label - fold.stayed].item())
+        return fmean(map(fmean, by_class))
+
+    assert likely(1.0) > max(likely(1.2), likely(1 / 1.2))
 
 
 def test_copies_of_one_shot_do_not_make_it_sure():

@@ -8,7 +8,8 @@ A list of new classes alone is answered by the same rule, or by the texts, if am
 left out clearly more likely than `PLAIN` does, by a standard error over classes; else by `PLAIN`, or `CENTERED` where
 images are centered, which did well on the photographs and drawings that they were measured on (docs/strong.md). Fewer
 than six classes are not asked: they say little about others, however many shots they have. EuroSAT's five base classes
-prefer a rule that gains nothing on the other five, where `PLAIN` gains five points.
+prefer a rule that gains nothing on the other five, where `PLAIN` gains five points. What is taken is then multiplied so
+that the classes left out are most likely: it is as sure of new classes as it should be of these.
 
 Where the head reads the image tower's middle, that has a word on whether an image is of a known class at all: scores of
 a class there say how much more probable it makes the image than a class in the middle of all would. How much of them
@@ -44,9 +45,10 @@ MODELS = tuple(
 MIXED_TEXTS, MIXED_SCALES = (0.0, 0.25, 0.5, 1.0), (0.0, *(2.0**k for k in range(-6, 1)))
 OFFSETS = torch.arange(-8, 9) / 2
 PLAIN = NewClasses(text=1.0, scale=1.0, strength=0.95, gain=0.7)
-CENTERED = replace(PLAIN, scale=0.25, gain=1.0)  # the same where a center has taken off what all images share
+CENTERED = replace(PLAIN, scale=2.0**-4, gain=1.0)  # the same where a center has taken off what all images share
 TEXTS = replace(MODELS[0], text=1.0, scale=0.0)
-WARMTHS = tuple(2.0**k for k in range(-4, 3))  # by which a rule is multiplied
+WARMTHS = tuple(2.0**k for k in range(-4, 3))  # by which rules are multiplied to be compared,
+FINER = tuple(2.0 ** (k / 4) for k in range(-3, 4))  # and by which the one that is taken
 CLEAR = 1.0  # standard errors
 AMONG = (0.0, *(2.0**k for k in range(-12, -1)))  # weights of the middle's scores
 
@@ -96,6 +98,7 @@ def choose_unseen(
         gain_C = other[1] - alone[1]
         if gain_C.mean() > CLEAR * gain_C.std() / sqrt(len(gain_C)):
             alone = other
+    alone = _warmed(alone[0], folds, FINER)
     return Unseen(alone=alone[0], among=among, offset=beside), weight, offset
 
 
@@ -166,21 +169,23 @@ def _model(rule: NewClasses) -> int:
     return MODELS.index(replace(rule, text=MODELS[0].text, scale=MODELS[0].scale))
 
 
-def _warmed(rule: NewClasses, folds: Sequence[Fold]) -> tuple[NewClasses, Tensor]:
+def _warmed(rule: NewClasses, folds: Sequence[Fold], warmths: Sequence[float] = WARMTHS) -> tuple[NewClasses, Tensor]:
     """The rule at its best warmth for classes left out among themselves, and how likely it makes each of them, (C,)."""
-    model = _model(rule)
-    found: list[tuple[NewClasses, Tensor]] = []
-    for warmth in WARMTHS:
-        warm = replace(rule, text=warmth * rule.text, scale=warmth * rule.scale)
-        parts = []
-        for fold in folds:
-            new_N, scores_NC = fold.new_N, fold.scores_MNC[model]
-            logits_NC = (warm.text * fold.texts_NC + warm.scale * scores_NC)[new_N][:, fold.stayed :]
-            label_N1 = (fold.labels_N[new_N] - fold.stayed)[:, None]
-            parts.append(logits_NC.log_softmax(-1).gather(-1, label_N1)[:, 0])
-        logp_N, class_N = torch.cat(parts), torch.cat([fold.class_N[fold.new_N] for fold in folds])
-        found.append((warm, torch.stack([logp_N[class_N == c].mean() for c in sorted(set(class_N.tolist()))])))
-    return max(found, key=lambda pair: pair[1].mean().item())
+    model, asked = _model(rule), []
+    for fold in folds:
+        logits_NC = rule.text * fold.texts_NC + rule.scale * fold.scores_MNC[model]
+        asked.append((logits_NC[fold.new_N, fold.stayed :], (fold.labels_N[fold.new_N] - fold.stayed)[:, None]))
+    class_N = torch.cat([fold.class_N[fold.new_N] for fold in folds])
+    count_C = class_N.bincount()
+    there_C = count_C > 0
+
+    def likely(warmth: float) -> Tensor:
+        logp_N = torch.cat([(warmth * x_NC).log_softmax(-1).gather(-1, label_N1)[:, 0] for x_NC, label_N1 in asked])
+        sum_C = torch.zeros(len(count_C)).index_add(0, class_N, logp_N)
+        return sum_C[there_C] / count_C[there_C]
+
+    best, likely_C = max(((w, likely(w)) for w in warmths), key=lambda found: found[1].mean().item())
+    return replace(rule, text=best * rule.text, scale=best * rule.scale), likely_C
 
 
 # Classes that stay and that are left out; of images that are fitted and asked for, where they are and their columns.
