@@ -45,6 +45,7 @@ PAIRS = (
     ("perl strong + head", "mmrl++ original"),
     ("perl strong + head", "mmrl++ original + head"),
 )
+SHOWN = ("0", "1", "2", "3")  # seeds of the tables, with that of a row that trains nothing
 T95 = {2: 4.303, 9: 2.262}  # two-sided, by degrees of freedom
 Key = tuple[str, str]  # set, seed
 
@@ -118,16 +119,17 @@ class Table:
         with path.open() as file:
             for line in csv.DictReader(file):
                 self.accuracy[line["row"]][line["test"]][line["set"], line["seed"]] = float(line["accuracy"])
-                self.numbers[line["row"]][line["set"]].append(int(line["numbers"]))
-                if line["seconds"]:
+                if line["seed"] in SHOWN:
+                    self.numbers[line["row"]][line["set"]].append(int(line["numbers"]))
+                if line["seconds"] and line["test"] in TESTS[:2]:  # of one training, where both protocols made one
                     self.seconds[line["row"]].append(float(line["seconds"]))
         self.sets = sorted({name for tests in self.accuracy.values() for found in tests.values() for name, _ in found})
 
-    def by_set(self, row: str, test: str, seeds: Sequence[str] = ()) -> dict[str, float]:
-        """Mean over the seeds, of each set that has them."""
+    def by_set(self, row: str, test: str) -> dict[str, float]:
+        """Mean over seeds 1 to 3, of each set that has them."""
         found: dict[str, list[float]] = defaultdict(list)
         for (name, seed), accuracy in self.accuracy[row][test].items():
-            if not seeds or seed in (*seeds, "0"):
+            if seed in SHOWN:
                 found[name].append(accuracy)
         return {name: fmean(values) for name, values in found.items()}
 
@@ -135,7 +137,7 @@ class Table:
         """HM, name and cells of every row that has all sets, the best first; seeds 1 to 3."""
         found = []
         for row in self.accuracy:
-            means = {test: self.by_set(row, test, ("1", "2", "3")) for test in TESTS}
+            means = {test: self.by_set(row, test) for test in TESTS}
             if len(means[TESTS[0]]) < len(self.sets):
                 continue
             base, novel, *among = (fmean(m.values()) if len(m) == len(self.sets) else None for m in means.values())
@@ -149,8 +151,8 @@ class Table:
             found.append((harmonic(base, novel), row, cells))
         return sorted(found, reverse=True)
 
-    def difference(self, row: str, other: str, test: str) -> str:
-        """Of the sets and seeds that both have, with its interval over sets."""
+    def gains(self, row: str, other: str, test: str) -> dict[str, float]:
+        """How much better a row is than another, by set: mean over the seeds that both have."""
         one, two = self.accuracy[row][test], self.accuracy[other][test]
         untrained = {name for name, seed in two if seed == "0"}
         found: dict[str, list[float]] = defaultdict(list)
@@ -158,11 +160,15 @@ class Table:
             against = two.get((name, "0") if name in untrained else (name, seed))
             if against is not None:
                 found[name].append(accuracy - against)
-        gains = [fmean(values) for values in found.values()]
-        if len(gains) - 1 not in T95:
-            return "–"
-        interval = T95[len(gains) - 1] * stdev(gains) / sqrt(len(gains))
-        return f"{fmean(gains):+.1f} ± {interval:.1f}".replace("-", "−")
+        return {name: fmean(values) for name, values in found.items()}
+
+
+def with_interval(gains: Sequence[float]) -> str:
+    """Their mean; a dash where they are not of as many sets as a suite has."""
+    if len(gains) - 1 not in T95:
+        return "–"
+    interval = T95[len(gains) - 1] * stdev(gains) / sqrt(len(gains))
+    return f"{fmean(gains):+.1f} ± {interval:.1f}".replace("-", "−")
 
 
 def harmonic(a: float, b: float) -> float:
@@ -184,7 +190,7 @@ def by_set(path: Path) -> list[list[str]]:
     table = Table(path)
     made = [["", *table.sets, *(f"{name}, among all" for name in table.sets)]]
     for row in sorted(table.accuracy):
-        base, novel, *among = (table.by_set(row, test, ("1", "2", "3")) for test in TESTS)
+        base, novel, *among = (table.by_set(row, test) for test in TESTS)
         pairs = [(part, name) for part in ((base, novel), among) for name in table.sets]
         made.append([row, *(f"{a[name]:.1f} / {b[name]:.1f}" if name in a else "–" for (a, b), name in pairs)])
     return made
@@ -194,11 +200,11 @@ def differences(path: Path) -> list[list[str]]:
     """The rows of the table under DIFFERENCES."""
     table, made = Table(path), []
     for row, other in PAIRS:
-        base, novel = (table.difference(row, other, test) for test in TESTS[:2])
-        one, two = table.by_set(row, TESTS[0]), table.by_set(other, TESTS[0])
-        gain, worst = min(((one[name] - two[name], name) for name in one.keys() & two.keys()), default=(0.0, "–"))
-        if base != "–":  # both rows have all sets
-            made.append([f"{row} − {other}", base, novel, f"{gain:+.1f} ({worst})".replace("-", "−")])
+        base, novel = (table.gains(row, other, test) for test in TESTS[:2])
+        cells = [with_interval(list(each.values())) for each in (base, novel)]
+        if cells[0] != "–":  # both rows have all sets
+            gain, worst = min((gain, name) for name, gain in base.items())
+            made.append([f"{row} − {other}", *cells, f"{gain:+.1f} ({worst})".replace("-", "−")])
     return made
 
 

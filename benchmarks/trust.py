@@ -33,8 +33,8 @@ from torch.nn import functional as F
 
 import perlclip
 from benchmarks.features import PHOTOGRAPHS
+from benchmarks.new_classes import adapters
 from benchmarks.photographs import photographs
-from perlclip.bench.store import Store
 from perlclip.data.sets import ImageSet
 from perlclip.data.toybox import load_toybox
 from perlclip.heads.answering import Answering
@@ -274,22 +274,20 @@ def ask_new(store: Path, real: Path | None, out: Path) -> None:
     """Test images of new classes among themselves, as PERL's adapters with heads answer them, and zero-shot CLIP."""
     clip, rows = str(real / "clip") if real else "tiny", []
     backbone = perlclip.load_backbone(clip, dtype="bfloat16" if real else "float32")
-    records = Store(store).records()
-    for home, record in zip(records.homes, records.complete, strict=True):
-        run = record["run"]
-        kind = run["protocol"], run["method"], run["recipe"], run.get("head", False), run.get("lens", False)
-        if kind != ("base-to-novel", "perl", "strong", True, False) or run["seed"] > 3:
-            continue
-        name, adapter = run["dataset"], perlclip.load_adapter(home, backbone=backbone)
+    for run, adapter in adapters(store, backbone):
+        name, method = run["dataset"], adapter.method
         images = (photographs(real, name) if real else load_toybox(name)).test.novel()
-        state = adapter.method.class_state(images.classes, novel=True)
-        answering, seen = Answering(adapter.method, state, adapter.head), look_at(adapter.method, images, state)
-        found = {"as answered": answering.finish(seen.adapted_NC[None], seen.v_KNE)[-1], "zero-shot CLIP": seen.zero_NC}
+        state = method.class_state(images.classes, novel=True)
+        seen, answering = look_at(method, images, state), Answering(method, state, adapter.head)
+        logits_KNC, v_KNE = (each.to(backbone.device) for each in (seen.adapted_NC[None], seen.v_KNE))
+        found = {"as answered": answering.finish(logits_KNC, v_KNE)[-1].cpu(), "zero-shot CLIP": seen.zero_NC}
         for rule, logits_NC in found.items():
             measured = reliability(logits_NC.double().softmax(-1), seen.labels_N).numbers()
             right = 100 * (logits_NC.argmax(-1) == seen.labels_N).double().mean().item()
             rows.append({"set": name, "rule": rule, "accuracy": right, **measured})
             print(name, run["seed"], rule, *(f"{k} {rows[-1][k]:.3f}" for k in NUMBERS), flush=True)
+    if not rows:
+        raise SystemExit("there is no adapter with a head by PERL's recipe strong here")
     write(over(rows, ("set", "rule"), NUMBERS), out)
 
 
@@ -541,6 +539,8 @@ if __name__ == "__main__":
             for each in options.sets:
                 train_perl(options.features, each, number, options.real)
     elif options.what == "new":
+        if not (options.features and options.out):
+            parser.error("`new` needs a store and --out FILE")
         ask_new(options.features, options.real, options.out)
     else:
         measure(options.features, options.split, options.out, max(options.seeds), options.sets)

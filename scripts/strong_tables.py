@@ -17,14 +17,19 @@ from scripts.tables import HALVES, ROOT, MissingError, Row, read, table
 STRONG, TRUST = (Path("docs/results") / name for name in ("strong", "trust"))
 
 
+def of_everyone(suite: str) -> Path:
+    """What benchmarks/everyone.py has collected."""
+    path = ROOT / STRONG / f"everyone-{suite}.csv"
+    if not path.exists():
+        raise MissingError(path)
+    return path
+
+
 def everyone(suite: str, rows: Callable[[Path], list[list[str]]], head: Sequence[str]) -> Callable[[], str]:
     """A table of benchmarks/everyone.py."""
 
     def make() -> str:
-        path = ROOT / STRONG / f"everyone-{suite}.csv"
-        if not path.exists():
-            raise MissingError(path)
-        found = rows(path)
+        found = rows(of_everyone(suite))
         head_row, *others = [head, *found] if head else found
         return table(head_row, others).replace("|  |", "| |", 1)
 
@@ -62,7 +67,7 @@ CHOICES = {
 
 def choices() -> str:
     """Base / novel / HM and the numbers learned of what one may choose, on both suites."""
-    suites = [{row[0]: row for row in means(ROOT / STRONG / f"everyone-{suite}.csv")} for suite in SUITES_OF_ALL]
+    suites = [{row[0]: row for row in means(of_everyone(suite))} for suite in SUITES_OF_ALL]
     rows = []
     for title, names in CHOICES.items():
         found = [by_name.get(name) for by_name, name in zip(suites, names, strict=True)]
