@@ -6,6 +6,7 @@ From docs/results/strong and docs/results/trust, whose files the benchmarks name
 import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 
@@ -71,9 +72,8 @@ def choices() -> str:
     rows = []
     for title, names in CHOICES.items():
         found = [by_name.get(name) for by_name, name in zip(suites, names, strict=True)]
-        rows.append(
-            [title, *(cell for row in found for cell in ((" / ".join(row[1:4]), row[5]) if row else ("–", "–")))]
-        )
+        cells = [(" / ".join(row[1:4]), row[5]) if row else ("–", "–") for row in found]
+        rows.append([title, *chain(*cells)])
     head = ["", "toybox", "numbers learned", "photographs", "numbers learned"]
     return table(head, rows).replace("|  |", "| |", 1)
 

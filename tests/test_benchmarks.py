@@ -95,3 +95,15 @@ def test_a_table_has_the_seconds_of_the_training_whose_adapter_a_row_took(tmp_pa
         "perl strong + head": [11.0], "perl strong": [8.0], "zero-shot": [0.0], "mma original": [2.5],
     }  # fmt: skip
     assert len(out.read_text().splitlines()) == 6
+
+
+def test_rows_are_compared_by_the_seeds_that_both_have(tmp_path):
+    """One with five seeds and one with three; tables of means have seeds 1 to 3 of either."""
+    path = tmp_path / "table.csv"
+    lines = [f"a,16,{seed},long,base-to-novel base,{50 + seed},5,1.0" for seed in range(1, 6)]
+    lines += [f"a,16,{seed},short,base-to-novel base,{40 + 2 * seed},5,1.0" for seed in range(1, 4)]
+    lines += ["a,0,0,zero-shot,base-to-novel base,30,0,0.0"]
+    path.write_text("\n".join(["set,shots,seed,row,test,accuracy,numbers,seconds", *lines, ""]))
+    table, test = Table(path), "base-to-novel base"
+    assert table.gains("long", "short", test) == {"a": 8.0} and table.by_set("long", test) == {"a": 52.0}
+    assert table.gains("long", "zero-shot", test) == {"a": 23.0}, "which has no seeds: all five count"
